@@ -1,0 +1,91 @@
+"""The `policy.generation.war` block of a NeMo-RL configuration.
+
+This module imports neither torch, ray nor vllm, so that a login node can check a
+recipe. Nothing after it reads raw dicts.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class StrictModel(BaseModel):
+    """A block of the configuration: frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class HistoryConfig(StrictModel):
+    """Which tokens a replica remembers as drafts for later turns."""
+
+    max_tokens: int = Field(
+        4_000_000, ge=1024, description="Tokens kept per replica; the oldest trajectories go first."
+    )
+    max_epochs: int | None = Field(
+        None, ge=1, description="Forget trajectories older than this many policy epochs."
+    )
+
+
+class StepTimePrior(StrictModel):
+    """What an engine step is believed to take before any was measured, in milliseconds.
+
+    The default is a 30B model on two H100; it is outweighed within a second of decoding.
+    """
+
+    base: float = Field(15.0, ge=0, description="Any step.")
+    per_request: float = Field(0.05, ge=0, description="Each request in it.")
+    per_token: float = Field(0.02, ge=0, description="Each token computed, drafted ones included.")
+    per_kilotoken: float = Field(0.02, ge=0, description="Each thousand tokens of context attended to.")
+    speculating: float = Field(0.5, ge=0, description="Verifying any draft at all.")
+
+
+class SpeculativeConfig(StrictModel):
+    """Suffix decoding: completed and running trajectories are the drafts."""
+
+    enabled: bool = Field(True, description="False leaves vLLM's engine as it is: no proposer, no history.")
+    max_draft_tokens: int = Field(12, ge=1, le=64, description="Longest draft of one request in one step.")
+    max_running: int | None = Field(
+        None,
+        ge=0,
+        description="For ablations, instead of the price: draft in full up to so many running requests.",
+    )
+    step_time_prior: StepTimePrior = StepTimePrior()
+    history: HistoryConfig = HistoryConfig()
+
+
+class RoutingConfig(StrictModel):
+    """Which replica serves a turn."""
+
+    policy: Literal["round_robin", "sticky"] = Field(
+        "sticky", description="sticky: all turns of a trajectory on one replica."
+    )
+    seed: int = Field(0, ge=0, description="Breaks ties between equally loaded replicas.")
+
+
+class RefitConfig(StrictModel):
+    """What happens to running requests when the weights change, and for how long we wait."""
+
+    in_flight: Literal["drain", "pause"] = Field(
+        "drain",
+        description="drain: running turns finish first. pause: they freeze, and go on under the new weights.",
+    )
+    drain_timeout_s: float = Field(
+        300.0, gt=0, description="Longest wait for running turns to finish or freeze."
+    )
+    update_timeout_s: float = Field(
+        300.0, gt=0, description="Longest wait for a replica to load weights and reset its caches."
+    )
+
+
+class WarConfig(StrictModel):
+    """`policy.generation.war`."""
+
+    enabled: bool = Field(True, description="False: stock behaviour, nothing of WAR is loaded.")
+    speculative: SpeculativeConfig = SpeculativeConfig()
+    routing: RoutingConfig = RoutingConfig()
+    refit: RefitConfig = RefitConfig()
+    ab_every: int | None = Field(
+        None, ge=1, description="In-job A/B: switch WAR off and on again every this many steps."
+    )

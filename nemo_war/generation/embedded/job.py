@@ -1,0 +1,148 @@
+"""The main job: a live run on WAR's replicas, and with `--compare` on stock ones beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from nemo_war.errors import ConfigError, UserError
+from nemo_war.generation.embedded.chat import Chat
+from nemo_war.generation.embedded.config import RunConfig
+from nemo_war.generation.embedded.fixed import FixedWork
+from nemo_war.generation.embedded.fleet import Fleet
+from nemo_war.generation.embedded.live import LivePass
+from nemo_war.generation.embedded.model import resolve
+from nemo_war.generation.embedded.workplace import Workplace
+from nemo_war.generation.refit import RefitError
+from nemo_war.report import summary
+from nemo_war.report.main import report
+from nemo_war.telemetry.log import FILE_NAME, EventLog, read
+from nemo_war.telemetry.progress import progress, stage
+
+_OBJECT_STORE_BYTES = 2 * 1024**3
+"""Room for the weights of several steps of the bundled model; Ray spills to disk beyond it."""
+
+
+def run(config: RunConfig, *, compare: bool, run_dir: Path | None) -> int:
+    """Run the job and print its report.
+
+    Args:
+        config: the whole run.
+        compare: also run stock vLLM, live and on fixed work.
+        run_dir: the run's folder; a new one below `logger.log_dir` by default.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        UserError: something on this machine is missing, or the run failed for a reason that is named.
+        KeyboardInterrupt: interrupted; everything was shut down before.
+    """
+    if compare and not config.policy.generation.war.enabled:
+        raise ConfigError(
+            "policy.generation.war.enabled",
+            False,
+            "allowed: true with --compare, which has nothing to compare otherwise",
+            "set policy.generation.war.enabled=true, or leave --compare out",
+        )
+    folder = _make_folder(config.logger.log_dir, run_dir)
+    stage(f"this run's folder is {folder}")
+    model = resolve(config.policy.model_name, stage)
+    try:
+        asyncio.run(_interruptible(_job(config, model, folder, compare)))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+    except RefitError as error:
+        raise UserError(f"{error}; the run stopped there, its records are in {folder}") from error
+    stream = read(folder / FILE_NAME)
+    summary.write(folder / "summary.json", summary.summarize(stream.records, stream.damage))
+    return report(folder, as_json=False)
+
+
+async def _interruptible(job: Coroutine[Any, Any, None]) -> None:
+    """Run the job; SIGTERM ends it as Ctrl-C does, engines shut down first."""
+    task = asyncio.create_task(job)
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(signum, task.cancel)
+    await task
+
+
+async def _job(config: RunConfig, model: Path, folder: Path, compare: bool) -> None:
+    import ray
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(config.policy.tokenizer_folder(model))
+    with EventLog(folder / FILE_NAME) as log:
+        place = Workplace(config, model, folder, Chat(tokenizer), log)
+        _start_ray()
+        fleets: dict[str, Fleet] = {}
+        try:
+            await _start_fleets(place, fleets, compare)
+            await _passes(place, fleets, compare)
+        finally:
+            stage("shutting the replicas down")
+            await asyncio.gather(*(fleet.stop() for fleet in set(fleets.values())))
+            ray.shutdown()
+
+
+async def _start_fleets(place: Workplace, fleets: dict[str, Fleet], compare: bool) -> None:
+    """Start one fleet of stock engines and one of WAR's, as far as this run needs them."""
+    war_enabled = place.config.policy.generation.war.enabled
+    if compare or not war_enabled:
+        fleets["baseline"] = fleets["sticky"] = place.fleet(war=False)
+    if war_enabled:
+        fleets["war"] = place.fleet(war=True)
+    started = set(fleets.values())
+    total = sum(fleet.size for fleet in started)
+    with progress(f"starting {total} vLLM replicas", total=total) as bar:
+        await asyncio.gather(*(fleet.start(lambda number: bar.advance()) for fleet in started))
+
+
+async def _passes(place: Workplace, fleets: dict[str, Fleet], compare: bool) -> None:
+    """Live passes first; the baseline's is the work that the comparison then replays."""
+    recording = await LivePass(place, fleets["baseline"], "baseline").run() if "baseline" in fleets else None
+    if "war" in fleets:
+        await LivePass(place, fleets["war"], "war").run()
+    if compare and recording:
+        wanted: dict[str, Fleet] = {mode: fleets[mode] for mode in place.config.compare.modes}
+        await FixedWork(place, wanted, recording).run()
+
+
+def _start_ray() -> None:
+    import ray
+
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray would run the engines behind everything else
+    package_parent = str(Path(__file__).parents[3])
+    ray.init(
+        address="local",
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="error",
+        object_store_memory=_OBJECT_STORE_BYTES,
+        runtime_env={"env_vars": {"PYTHONPATH": package_parent}},
+    )
+
+
+def _make_folder(log_dir: Path, run_dir: Path | None) -> Path:
+    """A new folder for this run, and `latest` beside it pointing there."""
+    folder = run_dir or log_dir / time.strftime("%Y%m%d-%H%M%S")
+    if (folder / FILE_NAME).exists():
+        raise UserError(f"{folder} already holds a run; give another --run-dir, or remove it")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if run_dir is None:
+            link = log_dir / f".latest-{os.getpid()}"
+            link.symlink_to(folder.name)
+            link.replace(log_dir / "latest")
+    except OSError as error:
+        raise UserError(
+            f"cannot make the run's folder {folder}: {error.strerror}; set logger.log_dir"
+        ) from error
+    return folder.resolve()

@@ -1,0 +1,171 @@
+"""A live pass: GRPO steps of rollout, update and refit, on one fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from nemo_war.generation.embedded.dataset import Prompt
+from nemo_war.generation.embedded.fleet import Fleet, Weights, share_weights
+from nemo_war.generation.embedded.policy_logprobs import Sample
+from nemo_war.generation.embedded.rollout import Rollouts, Trajectory
+from nemo_war.generation.embedded.script import RecordedTrajectory
+from nemo_war.generation.embedded.trainer import Trainer, TrainerConfig
+from nemo_war.generation.embedded.workplace import DraftMeter, Workplace, step_record
+from nemo_war.routing.round_robin import RoundRobin
+from nemo_war.telemetry.progress import progress, stage
+from nemo_war.telemetry.records import Pass
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """Fixed work of one step: the weights it was generated with, and its trajectories."""
+
+    weights: Weights
+    trajectories: tuple[RecordedTrajectory, ...]
+
+
+@dataclass(slots=True)
+class Recording:
+    """Fixed work of a whole live pass."""
+
+    steps: list[RecordedStep] = field(default_factory=list)
+
+
+class LivePass:
+    """Trains a fresh copy of the policy on one fleet's rollouts."""
+
+    def __init__(self, place: Workplace, fleet: Fleet, mode: str) -> None:
+        self._place = place
+        self._fleet = fleet
+        self._which = Pass(mode, "live")
+        self._rollouts = place.rollouts(fleet, mode)
+        self._plain = Rollouts(fleet, RoundRobin(), place.log.append, place.clock)
+        self._meter = DraftMeter(fleet)
+        self._trainer = Trainer(place.model, trainer_config(place))
+
+    async def run(self) -> Recording:
+        """All steps of the run.
+
+        Raises:
+            RefitError: a refit failed; the step it belongs to counts for nothing.
+        """
+        recording = Recording()
+        weights = share_weights(self._trainer.state_bytes())
+        await self._place.refit(self._which, self._fleet, weights)
+        for step in range(self._place.config.grpo.max_num_steps):
+            recorded, weights = await self._step(step, weights)
+            recording.steps.append(recorded)
+            await self._validate(step)
+        return recording
+
+    async def _step(self, step: int, weights: Weights) -> tuple[RecordedStep, Weights]:
+        grpo, place = self._place.config.grpo, self._place
+        prompts = place.dataset.step(step, grpo.num_prompts_per_step)
+        active = await self._set_active(step)
+        await self._meter.start()
+        trajectories, makespan = await self._roll_out(
+            self._which, step, prompts, grpo.num_generations_per_prompt, active
+        )
+        await self._meter.stop(self._which, step, place.log)
+        samples = [_sample(each) for each in trajectories if any(each.generated)]
+        stage(f"{self._label(step)}: updating the policy on {len(samples)} trajectories")
+        update = self._trainer.update(samples)
+        new = share_weights(self._trainer.state_bytes())
+        epoch = self._fleet.epoch
+        refit = await place.refit(self._which, self._fleet, new)
+        place.log.append(
+            record := step_record(
+                self._which, step, epoch, makespan, trajectories,
+                train_s=update.seconds, refit_s=refit.seconds, loss=update.loss, grad_norm=update.grad_norm,
+                logprob_error=update.logprob_error, war_active=active,
+            )
+        )  # fmt: skip
+        stage(
+            f"{self._label(step)}: {record.output_tokens} tokens in {makespan:.1f} s, "
+            f"reward {record.reward_mean:.2f}, update {update.seconds:.1f} s, "
+            f"refit {refit.seconds:.1f} s (KV reset by all {refit.replicas} replicas)"
+        )
+        siblings = grpo.num_generations_per_prompt
+        return RecordedStep(weights, _record(prompts, trajectories, siblings)), new
+
+    async def _set_active(self, step: int) -> bool:
+        """In-job A/B: WAR on and off in turns of `war.ab_every` steps."""
+        every = self._place.config.policy.generation.war.ab_every
+        if every is None or self._which.mode != "war":
+            return True
+        active = (step // every) % 2 == 0
+        await self._fleet.ask("enable_drafting", active)
+        return active
+
+    async def _roll_out(
+        self, which: Pass, step: int, prompts: Sequence[Prompt], siblings: int, active: bool
+    ) -> tuple[list[Trajectory], float]:
+        starts = [
+            self._place.live_start(which, step, each, sibling)
+            for each in prompts
+            for sibling in range(siblings)
+        ]
+        rollouts = self._rollouts if active else self._plain
+        with progress(f"{self._label(step)}: {which.phase} rollouts", total=len(starts)) as bar:
+            return await rollouts.run(which, step, starts, bar.advance)
+
+    async def _validate(self, step: int) -> None:
+        """Validation rollouts: one per prompt, on record, and never in the history."""
+        grpo = self._place.config.grpo
+        if not grpo.val_period or (step + 1) % grpo.val_period or not grpo.max_val_samples:
+            return
+        which = Pass(self._which.mode, "validation")
+        prompts = self._place.dataset.validation(grpo.max_val_samples)
+        trajectories, makespan = await self._roll_out(which, step, prompts, 1, True)
+        self._place.log.append(step_record(which, step, self._fleet.epoch, makespan, trajectories))
+
+    def _label(self, step: int) -> str:
+        return f"{self._which.mode} step {step + 1}/{self._place.config.grpo.max_num_steps}"
+
+
+def trainer_config(place: Workplace) -> TrainerConfig:
+    """The trainer's settings, from the run's configuration."""
+    grpo, loss, policy = place.config.grpo, place.config.loss_fn, place.config.policy
+    arguments = policy.optimizer.kwargs
+    return TrainerConfig(
+        lr=arguments.lr,
+        weight_decay=arguments.weight_decay,
+        betas=arguments.betas,
+        eps=arguments.eps,
+        max_grad_norm=policy.max_grad_norm,
+        micro_batch_size=policy.train_micro_batch_size,
+        clip_low=loss.ratio_clip_min,
+        clip_high=loss.ratio_clip_max,
+        normalize_rewards=grpo.normalize_rewards,
+        leave_one_out=grpo.use_leave_one_out_baseline,
+        temperature=policy.generation.temperature,
+        precision=policy.precision,
+    )
+
+
+def _sample(trajectory: Trajectory) -> Sample:
+    return Sample(
+        trajectory.tokens, trajectory.generated, trajectory.logprobs, trajectory.reward, trajectory.group
+    )
+
+
+def _record(
+    prompts: Sequence[Prompt], trajectories: Sequence[Trajectory], siblings: int
+) -> tuple[RecordedTrajectory, ...]:
+    """Trajectories as fixed work; one that failed is replayed as far as it came."""
+    recorded = []
+    for index, trajectory in enumerate(trajectories):
+        group, sibling = divmod(index, siblings)
+        prompt = prompts[group]
+        length = trajectory.prompt_length
+        recorded.append(
+            RecordedTrajectory(
+                prompt.task,
+                prompt.environment,
+                sibling,
+                tuple(trajectory.tokens[:length]),
+                tuple(trajectory.turns),
+            )
+        )
+    return tuple(recorded)

@@ -1,0 +1,137 @@
+"""A replica: one vLLM engine in a Ray actor of its own."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from typing import Any
+
+from nemo_war.generation.embedded import sampling
+from nemo_war.generation.embedded.engine import EngineSpec
+from nemo_war.generation.embedded.turn import Answer, Turn
+
+
+class Replica:
+    """The actor's body; `fleet` wraps it with `ray.remote`.
+
+    Every method but `start` needs a started engine. Methods that change weights or
+    caches are called by the fleet's refit only.
+    """
+
+    def __init__(self, number: int, spec: EngineSpec) -> None:
+        self._number = number
+        self._spec = spec
+        self._engine: Any = None
+        self._epoch = 0
+
+    async def start(self) -> dict[str, Any]:
+        """Start the engine and prove what runs in it.
+
+        Returns:
+            The worker's process facts, and `kv_blocks` x `block_size`, the KV capacity in tokens.
+
+        Raises:
+            RuntimeError: speculation is configured and our proposer is not active, or
+                the engine runs without Intel's OpenMP.
+        """
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        arguments = AsyncEngineArgs(**self._spec.engine_arguments(self._number))
+        self._engine = AsyncLLM.from_engine_args(arguments)
+        try:
+            facts = await self.call("war_attach" if self._spec.speculates else "war_process")
+            if not facts["libiomp"]:
+                raise RuntimeError(
+                    "libiomp5.so is not mapped in the engine's worker, although LD_PRELOAD names it"
+                )
+        except Exception as error:
+            self.stop()
+            raise RuntimeError(f"replica {self._number} did not start as configured: {error}") from error
+        return facts | {"actor": os.getpid(), "speculates": self._spec.speculates}
+
+    async def generate(self, turn: Turn) -> Answer:
+        """Generate one turn; a cancelled call aborts the request."""
+        spec = self._spec
+        params = sampling.params_of(turn, spec.temperature, spec.stop_token_ids)
+        started, first, last = time.perf_counter(), 0.0, None
+        request = f"{turn.metadata.trajectory}/{turn.metadata.turn}/{uuid.uuid4().hex[:8]}"
+        async for output in self._engine.generate(
+            sampling.prompt_of(turn, salted=spec.war is not None), params, request
+        ):
+            first = first or time.perf_counter() - started
+            last = output
+        if last is None:
+            raise RuntimeError(f"vLLM returned nothing for {request}")
+        return sampling.answer_of(last, first, self._epoch, self._engine.get_tokenizer().decode)
+
+    async def pause(self) -> None:
+        """Freeze running requests; they go on after `resume`."""
+        await self._engine.pause_generation(mode="keep", clear_cache=False)
+
+    async def resume(self) -> None:
+        """Let frozen and new requests run."""
+        await self._engine.resume_generation()
+
+    async def load_weights(self, blob: Any) -> dict[str, Any]:
+        """Load weights into the engine.
+
+        Args:
+            blob: [bytes] uint8 array holding a safetensors file, a view into Ray's
+                object store. The engine lives in another process, which reads it from
+                an anonymous memory file; nothing is written to a disk.
+        """
+        descriptor = os.memfd_create(f"weights-{self._number}")
+        try:
+            view = memoryview(blob).cast("B")
+            while view:
+                view = view[os.write(descriptor, view) :]
+            return await self.call("war_load_weights", f"/proc/{os.getpid()}/fd/{descriptor}")
+        finally:
+            os.close(descriptor)
+
+    async def reset_caches(self) -> bool:
+        """Make the KV of the old weights unreachable, running requests included.
+
+        Returns:
+            vLLM's own answer: whether the prefix cache is empty now.
+        """
+        await self._engine.reset_mm_cache()
+        return bool(await self._engine.reset_prefix_cache(reset_running_requests=True, reset_connector=True))
+
+    async def set_epoch(self, epoch: int) -> None:
+        """A refit completed on the whole fleet."""
+        self._epoch = epoch
+        if self._spec.speculates:
+            await self.call("war_advance_epoch", epoch)
+
+    async def statistics(self) -> dict[str, Any]:
+        """The drafter's counters since the start; empty for a stock engine."""
+        return await self.call("war_statistics") if self._spec.speculates else {}
+
+    async def commit(self, lengths: dict[str, int]) -> None:
+        """Final lengths of trajectories that ended, in tokens."""
+        if self._spec.speculates:
+            await self.call("war_commit", lengths)
+
+    async def clear_history(self) -> None:
+        """Start from an empty history, for repeats that must not help each other."""
+        if self._spec.speculates:
+            await self.call("war_clear_history")
+
+    async def enable_drafting(self, enabled: bool) -> None:
+        """Switch drafting on or off while the history keeps learning."""
+        if self._spec.speculates:
+            await self.call("war_enable_drafting", enabled)
+
+    def stop(self) -> None:
+        """Shut the engine and its processes down; may be called twice."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.shutdown()
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """A worker extension method's answer. Every rank is asked; rank 0 is the output rank at PP=1."""
+        answers = await self._engine.collective_rpc(method, args=arguments)
+        return answers[0]

@@ -1,0 +1,172 @@
+"""What every part of a run needs: the configuration, the prompts, the log and the clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nemo_war.generation.embedded.chat import Chat
+from nemo_war.generation.embedded.config import RunConfig
+from nemo_war.generation.embedded.dataset import Dataset, Prompt
+from nemo_war.generation.embedded.engine import EngineSpec
+from nemo_war.generation.embedded.environments import build
+from nemo_war.generation.embedded.environments.interface import Environment
+from nemo_war.generation.embedded.fleet import Fleet, RefitOutcome, Weights
+from nemo_war.generation.embedded.rollout import Rollouts, Start, Trajectory
+from nemo_war.generation.embedded.script import Judge, LiveScript, RecordedScript, RecordedTrajectory
+from nemo_war.routing.round_robin import RoundRobin
+from nemo_war.routing.scheduler import Scheduler
+from nemo_war.routing.sticky import Sticky
+from nemo_war.telemetry.log import EventLog
+from nemo_war.telemetry.records import Pass, RefitRecord, ReplicaRecord, StepRecord
+
+
+@dataclass
+class Workplace:
+    """A run in progress.
+
+    Attributes:
+        config: what was asked for.
+        model: local folder of the model.
+        folder: the run's own folder.
+        chat: tokenizer and chat template.
+        log: the event log.
+    """
+
+    config: RunConfig
+    model: Path
+    folder: Path
+    chat: Chat
+    log: EventLog
+    environments: dict[str, Environment] = field(init=False)
+    dataset: Dataset = field(init=False)
+    _started: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        entries = {name: entry for name, entry in self.config.env if entry is not None}
+        self.environments = {name: build(name, entry.cfg) for name, entry in entries.items()}
+        weights = {name: entry.weight for name, entry in entries.items()}
+        self.dataset = Dataset(
+            self.environments, weights, self.config.data.num_prompts, self.config.grpo.seed
+        )
+
+    def clock(self) -> float:
+        """Seconds since the run began."""
+        return time.monotonic() - self._started
+
+    def fleet(self, *, war: bool) -> Fleet:
+        """A fleet that is not started: WAR's, or one of stock engines."""
+        generation, cluster = self.config.policy.generation, self.config.cluster
+        spec = EngineSpec(
+            model=str(self.model),
+            engine=generation.engine_arguments(),
+            war=generation.war if war else None,
+            temperature=generation.temperature,
+            stop_token_ids=tuple(generation.stop_token_ids or ()),
+            seed=self.config.grpo.seed,
+        )
+        return Fleet(spec, cluster.num_replicas, cluster.cpus_per_replica, generation.war.refit)
+
+    def scheduler(self, mode: str) -> Scheduler:
+        """Placement of a mode: NeMo-RL's round robin for the baseline, else as configured or sticky."""
+        routing = self.config.policy.generation.war.routing
+        if mode == "baseline" or (mode == "war" and routing.policy == "round_robin"):
+            return RoundRobin()
+        return Sticky(routing.seed)
+
+    def rollouts(self, fleet: Fleet, mode: str) -> Rollouts:
+        """The rollout loop of a mode."""
+        return Rollouts(fleet, self.scheduler(mode), self.log.append, self.clock)
+
+    def live_start(self, which: Pass, step: int, prompt: Prompt, sibling: int) -> Start:
+        """A trajectory whose environment decides."""
+        grpo, policy = self.config.grpo, self.config.policy
+        script = LiveScript(
+            self._judge(prompt),
+            self.chat.prompt(prompt.task.messages),
+            max_turns=grpo.max_rollout_turns,
+            max_new_tokens=policy.generation.max_new_tokens,
+            max_length=policy.max_total_sequence_length,
+            stop_strings=tuple(policy.generation.stop_strings or ()),
+        )
+        return Start(_name(which, step, prompt, sibling), prompt.task.name, script)
+
+    def recorded_start(self, which: Pass, step: int, recorded: RecordedTrajectory) -> Start:
+        """A trajectory whose course is fixed."""
+        prompt = Prompt(recorded.environment, recorded.task)
+        script = RecordedScript(recorded, self._judge(prompt))
+        return Start(_name(which, step, prompt, recorded.sibling), prompt.task.name, script)
+
+    def _judge(self, prompt: Prompt) -> Judge:
+        return Judge(self.environments[prompt.environment], prompt.task, self.chat)
+
+    async def refit(self, which: Pass, fleet: Fleet, weights: Weights) -> RefitOutcome:
+        """Refit the fleet and put it on record.
+
+        Raises:
+            RefitError: see `Fleet.refit`.
+        """
+        outcome = await fleet.refit(weights)
+        self.log.append(
+            RefitRecord(
+                run=which,
+                epoch=outcome.epoch,
+                replicas=outcome.replicas,
+                kv_reset_ok=outcome.kv_reset_ok,
+                seconds=outcome.seconds,
+                transfer_bytes=weights.size,
+                in_flight=outcome.in_flight,
+            )
+        )
+        return outcome
+
+
+def _name(which: Pass, step: int, prompt: Prompt, sibling: int) -> str:
+    return f"{which.mode}-{which.phase}{which.repeat}/step{step}/{prompt.task.name}/{sibling}"
+
+
+def step_record(
+    which: Pass, step: int, epoch: int, makespan_s: float, trajectories: Sequence[Trajectory], **more: Any
+) -> StepRecord:
+    """A step's totals, from its trajectories."""
+    return StepRecord(
+        run=which,
+        step=step,
+        epoch=epoch,
+        rollout_s=makespan_s,
+        train_s=more.pop("train_s", 0.0),
+        refit_s=more.pop("refit_s", 0.0),
+        trajectories=len(trajectories),
+        turns=sum(each.requests for each in trajectories),
+        prompt_tokens=sum(each.prompt_tokens for each in trajectories),
+        output_tokens=sum(map(sum, (each.generated for each in trajectories))),
+        truncations=sum(each.truncated for each in trajectories),
+        errors=sum(each.error is not None for each in trajectories),
+        reward_mean=sum(each.reward for each in trajectories) / max(1, len(trajectories)),
+        **more,
+    )
+
+
+class DraftMeter:
+    """Turns the replicas' counters, which only grow, into what one step added."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._before: list[dict[str, Any]] = []
+
+    async def start(self) -> None:
+        """Remember where the counters stand."""
+        self._before = await self._fleet.ask("statistics")
+
+    async def stop(self, which: Pass, step: int, log: EventLog) -> None:
+        """Record what was added since `start`; stock replicas have nothing to say."""
+        for replica, (before, after) in enumerate(
+            zip(self._before, await self._fleet.ask("statistics"), strict=True)
+        ):
+            if after:
+                held = {key: after[key] for key in ("history_tokens", "history_epochs")}
+                added = {key: after[key] - before[key] for key in after if key not in held}
+                log.append(ReplicaRecord(run=which, step=step, replica=replica, **added, **held))

@@ -1,0 +1,88 @@
+"""What the driver can ask of a vLLM worker: `worker_extension_cls`, called by `collective_rpc`.
+
+vLLM mixes these classes into its worker, so the methods' `self` is the worker. Names
+start with `war_`, as vLLM refuses a name it already has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+
+class RefitExtension:
+    """Weights and facts of the process; used by stock replicas too, as NeMo-RL's own extension is."""
+
+    model_runner: Any
+    vllm_config: Any
+
+    def war_process(self) -> dict[str, Any]:
+        """Facts that only this process knows."""
+        maps = Path("/proc/self/maps").read_text()
+        return {"pid": os.getpid(), "parent": os.getppid(), "libiomp": "libiomp5" in maps}
+
+    def war_load_weights(self, path: str) -> dict[str, Any]:
+        """Load a safetensors file and say which bytes these were.
+
+        Re-runs vLLM's weight post-processing, as CPU linear layers keep repacked copies.
+
+        Args:
+            path: the file, or a `/proc/PID/fd/N` name of one in memory.
+        """
+        from safetensors import safe_open
+        from vllm.config import set_current_vllm_config
+
+        from nemo_war.compat import refresh_tied_head
+
+        with open(path, "rb") as file:
+            digest = hashlib.file_digest(file, "blake2b").hexdigest()
+        with safe_open(path, framework="pt") as weights, set_current_vllm_config(self.vllm_config):
+            names = list(weights.keys())
+            self.model_runner.reload_weights(
+                weights_iterator=((name, weights.get_tensor(name)) for name in names),
+                is_checkpoint_format=True,
+            )
+        refresh_tied_head(self.model_runner.get_model())
+        return {"digest": digest, "tensors": len(names)}
+
+
+class WarExtension(RefitExtension):
+    """The drafter's side of the worker."""
+
+    def war_attach(self) -> dict[str, Any]:
+        """Give the proposer its model runner, and prove that it is ours.
+
+        Raises:
+            RuntimeError: the engine runs with another drafter, or with none.
+        """
+        from nemo_war.speculative.proposer import SuffixProposer
+
+        drafter = getattr(self.model_runner, "drafter", None)
+        if not isinstance(drafter, SuffixProposer):
+            raise RuntimeError(
+                f"WAR's proposer is not active in this engine: its drafter is {type(drafter).__name__}"
+            )
+        drafter.attach(self.model_runner)
+        return self.war_process() | {"attached": True, "workarounds": list(drafter.workarounds)}
+
+    def war_statistics(self) -> dict[str, Any]:
+        """Counters since the start."""
+        return self.model_runner.drafter.statistics()
+
+    def war_enable_drafting(self, enabled: bool) -> None:
+        """Switch drafting on or off; the history keeps learning."""
+        self.model_runner.drafter.enabled = enabled
+
+    def war_advance_epoch(self, epoch: int) -> None:
+        """A refit completed."""
+        self.model_runner.drafter.advance_epoch(epoch)
+
+    def war_commit(self, lengths: dict[str, int]) -> None:
+        """Final lengths of trajectories, in tokens."""
+        self.model_runner.drafter.commit(lengths)
+
+    def war_clear_history(self) -> None:
+        """Start from an empty history."""
+        self.model_runner.drafter.clear_history()

@@ -1,0 +1,125 @@
+"""How long an engine step takes: one model for pricing, placement and simulation.
+
+    T = base + a·requests + b·tokens + hinges + c·context + s·[drafts are verified]
+
+Tokens are all that a step computes: one per decoding request, its draft tokens, and
+prefill. The hinges let the price of a token rise with the step's size, as an
+accelerator goes from memory-bound to compute-bound. No coefficient is negative, so
+that no marginal cost is.
+
+The fit is online: least squares on relative errors with exponential forgetting, drawn
+towards a prior, under the sign constraint. The form is
+that of EfficientRollout (arXiv 2606.18967) and SmartSpec (arXiv 2406.14066); they fit
+it to a profiling run instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from nemo_war.config import StepTimePrior
+
+HINGES = (64, 512)
+"""Tokens per step from which another one costs more: where accelerators leave the flat part."""
+
+_FORGETTING = 0.995
+"""Per step: a memory of some 200 steps, seconds of decoding, to follow a change of load or clock."""
+_NOISE = 0.1
+"""Relative spread of step times at equal load, as seen on the CPU; how much a prior counts against data."""
+_SPREAD = 10.0
+"""How many times larger than the prior a coefficient may well be: GPUs and CPUs differ by that and more."""
+_LEAST_SPREAD_MS = np.array([10.0, 0.5, 0.1, 0.1, 0.1, 0.5, 2.0])
+"""Spread where the prior is smaller; a coefficient given as zero could never rise without."""
+_LEAST_MS = 0.05
+"""No engine step is faster; a clock that did not move must not weigh infinitely."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepLoad:
+    """What one engine step computes.
+
+    Attributes:
+        requests: requests in the batch.
+        tokens: tokens computed, draft tokens included.
+        context: tokens attended to, summed over the requests.
+        speculating: whether it verifies drafts.
+    """
+
+    requests: int
+    tokens: int
+    context: int = 0
+    speculating: bool = False
+
+
+class StepTimeModel:
+    """Step times in milliseconds, learned as steps go by.
+
+    Attributes:
+        coefficients: float64[7] ms, in the order of `features`.
+        steps: steps learned from.
+    """
+
+    def __init__(self, prior: StepTimePrior) -> None:
+        """Start from a belief; `prior` counts for as much as a few steps do."""
+        start = np.array(
+            [prior.base, prior.per_request, prior.per_token, 0.0, 0.0, prior.per_kilotoken, prior.speculating]
+        )
+        self.coefficients = start
+        self.steps = 0
+        pull = (_NOISE / np.maximum(_SPREAD * start, _LEAST_SPREAD_MS)) ** 2
+        self._prior_gram, self._prior_moment = np.diag(pull), pull * start
+        self._gram, self._moment = np.zeros((len(start), len(start))), np.zeros(len(start))
+
+    def predict(self, load: StepLoad) -> float:
+        """Expected time of a step, in milliseconds."""
+        return float(features(load) @ self.coefficients)
+
+    def with_drafts(self, load: StepLoad, drafts: int) -> np.ndarray:
+        """Expected times of a step without drafts when 0, 1, ... draft tokens join it.
+
+        Returns:
+            float64[drafts + 1], milliseconds.
+        """
+        added = np.arange(drafts + 1)
+        per_token, hinges, speculating = self.coefficients[2], self.coefficients[3:5], self.coefficients[6]
+        times = self.predict(load) + per_token * added + speculating * (added > 0)
+        for slope, hinge in zip(hinges, HINGES, strict=True):
+            times += slope * (np.maximum(0, load.tokens + added - hinge) - max(0, load.tokens - hinge))
+        return times
+
+    def observe(self, load: StepLoad, milliseconds: float) -> None:
+        """Learn from a step that took so long."""
+        # Dividing by the measured time makes errors relative, and a step that took far too
+        # long (a pause, an idle moment) weigh next to nothing.
+        x = features(load) / max(milliseconds, _LEAST_MS)
+        self._gram = _FORGETTING * self._gram + np.outer(x, x)
+        self._moment = _FORGETTING * self._moment + x
+        self.steps += 1
+        self.coefficients = _solve(self._gram + self._prior_gram, self._moment + self._prior_moment)
+
+
+def features(load: StepLoad) -> np.ndarray:
+    """The model's inputs, float64[7]; the context in thousands of tokens."""
+    beyond = [max(0, load.tokens - hinge) for hinge in HINGES]
+    return np.array(
+        [1, load.requests, load.tokens, *beyond, load.context / 1000, load.speculating], dtype=np.float64
+    )
+
+
+def _solve(gram: np.ndarray, moment: np.ndarray) -> np.ndarray:
+    """Minimise x·gram·x - 2·moment·x over x >= 0: solve, drop the most negative coefficient, solve again.
+
+    The sets this visits are a subset of an active-set method's; with the prior's pull
+    the problem is well conditioned, and nearly always the first or second solution stands.
+    """
+    free = np.arange(len(moment))
+    x = np.zeros(len(moment))
+    while len(free):
+        solution = np.linalg.solve(gram[np.ix_(free, free)], moment[free])
+        if solution.min() >= 0:
+            x[free] = solution
+            return x
+        free = np.delete(free, solution.argmin())
+    return x

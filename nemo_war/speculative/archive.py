@@ -1,0 +1,155 @@
+"""Token sequences outside of a history: as arrays between replicas, and as a file.
+
+The file is one line naming format and version, one line with the BLAKE2b digest of
+all that follows, one line of JSON (names, groups, epochs, lengths), the tokens as
+little-endian int32 and a bit for each that was sampled. Nothing in it is executed or unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from nemo_war.errors import UserError
+
+MAGIC = b"nemo_war suffix history "
+VERSION = b"1"
+
+
+class Sequence(NamedTuple):
+    """One trajectory: `tokens` int32[n], and bool[n] whether a model `sampled` them or was given them."""
+
+    trajectory: str
+    group: str
+    epoch: int
+    tokens: np.ndarray
+    sampled: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """Trajectories with what is known of them.
+
+    Attributes:
+        tokens: int32[total], one after the other.
+        sampled: bool[total], whether a model sampled the token.
+        offsets: int64[n + 1], where each begins; the last is the total.
+        epochs: int32[n], policy epoch of the latest turn.
+        groups, trajectories: n names.
+    """
+
+    tokens: np.ndarray
+    sampled: np.ndarray
+    offsets: np.ndarray
+    epochs: np.ndarray
+    groups: tuple[str, ...]
+    trajectories: tuple[str, ...]
+
+    @classmethod
+    def join(cls, sequences: list[Sequence]) -> Sequences:
+        """All of them, in this order."""
+        return cls(
+            tokens=np.concatenate([np.zeros(0, np.int32), *(each.tokens for each in sequences)]),
+            sampled=np.concatenate([np.zeros(0, bool), *(each.sampled for each in sequences)]),
+            offsets=np.cumsum([0, *(len(each.tokens) for each in sequences)]).astype(np.int64),
+            epochs=np.array([each.epoch for each in sequences], np.int32),
+            groups=tuple(each.group for each in sequences),
+            trajectories=tuple(each.trajectory for each in sequences),
+        )
+
+    def rows(self) -> Iterator[Sequence]:
+        """One after the other."""
+        for index, name in enumerate(self.trajectories):
+            span = slice(self.offsets[index], self.offsets[index + 1])
+            yield Sequence(
+                name, self.groups[index], int(self.epochs[index]), self.tokens[span], self.sampled[span]
+            )
+
+
+def write_archive(path: str, sequences: Sequences) -> None:
+    """Write a file of mode 0600; a crash leaves the old file or the new one, never a part."""
+    header = {
+        "trajectories": sequences.trajectories,
+        "groups": sequences.groups,
+        "epochs": sequences.epochs.tolist(),
+        "lengths": np.diff(sequences.offsets).tolist(),
+    }
+    body = json.dumps(header).encode() + b"\n" + sequences.tokens.astype("<i4").tobytes()
+    body += np.packbits(sequences.sampled).tobytes()
+    digest = hashlib.blake2b(body).hexdigest().encode()
+    target = Path(path)
+    handle, draft = tempfile.mkstemp(dir=target.parent, prefix=target.name + ".")  # mkstemp: mode 0600
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(MAGIC + VERSION + b"\n" + digest + b"\n" + body)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, target)
+    except BaseException:
+        Path(draft).unlink(missing_ok=True)
+        raise
+    _sync_folder(target.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_archive(path: str) -> Sequences:
+    """Read what `write_archive` wrote.
+
+    Raises:
+        UserError: the file cannot be read, is of another kind or version, or is damaged.
+    """
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise UserError(f"suffix history {path}: {error.strerror}; name a file that `save` wrote") from None
+    first, _, rest = content.partition(b"\n")
+    if not first.startswith(MAGIC):
+        raise UserError(f"suffix history {path}: not a suffix history; name a file that `save` wrote")
+    if first != MAGIC + VERSION:
+        found = first[len(MAGIC) :][:16].decode(errors="replace")
+        raise UserError(
+            f"suffix history {path}: format {found}, this version reads {VERSION.decode()}; "
+            "start without it or use the version that wrote it"
+        )
+    digest, _, body = rest.partition(b"\n")
+    if digest != hashlib.blake2b(body).hexdigest().encode():
+        raise UserError(f"suffix history {path}: damaged, its checksum is wrong; delete it to start empty")
+    return _parse(path, body)
+
+
+def _parse(path: str, body: bytes) -> Sequences:
+    head, _, data = body.partition(b"\n")
+    try:
+        header = json.loads(head)
+        lengths = np.array(header["lengths"], np.int64)
+        total = int(lengths.sum())
+        bits = np.frombuffer(data, np.uint8, offset=4 * total)
+        sequences = Sequences(
+            tokens=np.frombuffer(data, "<i4", count=total).astype(np.int32),
+            sampled=np.unpackbits(bits)[:total].astype(bool),
+            offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+            epochs=np.array(header["epochs"], np.int32),
+            groups=tuple(map(str, header["groups"])),
+            trajectories=tuple(map(str, header["trajectories"])),
+        )
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        raise UserError(f"suffix history {path}: malformed ({error}); delete it to start empty") from None
+    counts = {len(lengths), len(sequences.epochs), len(sequences.groups), len(sequences.trajectories)}
+    if len(counts) > 1 or len(bits) != (total + 7) // 8 or (lengths < 0).any():
+        raise UserError(f"suffix history {path}: malformed (lengths differ); delete it to start empty")
+    return sequences

@@ -1,0 +1,119 @@
+"""What a run writes down: frozen records, raw facts only.
+
+One JSON object a line in `events.jsonl`, its `kind` naming the class. Judgement
+(rates, ratios, medians) belongs to `nemo_war.report`, the one consumer. Times are
+seconds on the run's own monotonic clock, zero at its start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Which pass over which work a record belongs to.
+
+    Attributes:
+        mode: `baseline`, `sticky` or `war`.
+        phase: `live` (sampled text decides the work), `fixed` (replayed work, the
+            only one a speed-up may be taken from) or `validation`.
+        repeat: 0 for live; the repetition of the fixed work otherwise.
+    """
+
+    mode: str
+    phase: str
+    repeat: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRecord:
+    """One engine request. `cached_tokens` of its `prompt_tokens` came from the prefix cache."""
+
+    run: Pass
+    step: int
+    epoch: int
+    trajectory: str
+    group: str
+    turn: int
+    replica: int
+    start_s: float
+    first_token_s: float
+    end_s: float
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    finish_reason: str
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaRecord:
+    """What one replica's drafter did during one step.
+
+    Attributes:
+        engine_steps: forward passes that sampled at least one token.
+        speculating_steps: those of them that verified at least one draft token.
+        drafts: drafts verified (one request in one engine step).
+        draft_tokens: draft tokens verified.
+        accepted_tokens: draft tokens accepted; 1 + accepted_tokens / drafts is the
+            acceptance length, bonus token included.
+        draft_seconds: time spent in the proposer.
+        errors: drafting calls that failed and fell back to plain decoding.
+        history_tokens: tokens the history holds at the end of the step.
+        history_epochs: distinct policy epochs among them.
+    """
+
+    run: Pass
+    step: int
+    replica: int
+    engine_steps: int = 0
+    speculating_steps: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    draft_seconds: float = 0.0
+    errors: int = 0
+    history_tokens: int = 0
+    history_epochs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One GRPO step. `rollout_s` is the makespan: first request to last answer."""
+
+    run: Pass
+    step: int
+    epoch: int
+    rollout_s: float
+    train_s: float
+    refit_s: float
+    trajectories: int
+    turns: int
+    prompt_tokens: int
+    output_tokens: int
+    truncations: int
+    errors: int
+    reward_mean: float
+    loss: float | None = None
+    grad_norm: float | None = None
+    logprob_error: float | None = None
+    war_active: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RefitRecord:
+    """One weight update over the fleet, with each replica's own word on its cache reset."""
+
+    run: Pass
+    epoch: int
+    replicas: int
+    kv_reset_ok: bool
+    seconds: float
+    transfer_bytes: int
+    in_flight: int
+
+
+Record = TurnRecord | ReplicaRecord | StepRecord | RefitRecord

@@ -1,0 +1,120 @@
+"""Real fleets for tests, and what tests ask of them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from nemo_war.config import RefitConfig, WarConfig
+from nemo_war.generation.embedded.engine import EngineSpec
+from nemo_war.generation.embedded.fleet import Fleet
+from nemo_war.generation.embedded.replica import Replica
+from nemo_war.generation.embedded.turn import Answer, Turn
+from nemo_war.metadata import TurnMetadata
+from nemo_war.routing.scheduler import Placement
+
+ENGINE = {
+    "block_size": 32,
+    "max_model_len": 1024,
+    "max_num_seqs": 16,
+    "max_num_batched_tokens": 1024,
+    "enforce_eager": True,
+    "kv_cache_memory_bytes": 2**28,
+    "enable_prefix_caching": True,
+}
+
+_names = itertools.count()
+
+
+class Pinned:
+    """Places every turn on one replica; tests say which."""
+
+    def __init__(self, replica: int = 0) -> None:
+        self._replica = replica
+
+    def begin_step(self, trajectories: int) -> None: ...
+
+    def choose(self, turn: Any, replicas: Any) -> Placement:
+        return Placement(self._replica, turn.metadata.trajectory)
+
+    def finish(self, placement: Placement) -> None: ...
+
+
+@asynccontextmanager
+async def fleet(
+    model: Path,
+    *,
+    war: WarConfig | None = None,
+    replicas: int = 1,
+    in_flight: str = "drain",
+    dtype: str = "bfloat16",
+    extension: str | None = None,
+    replica_class: type = Replica,
+    **engine: Any,
+) -> AsyncIterator[Fleet]:
+    spec = EngineSpec(str(model), ENGINE | {"dtype": dtype} | engine, war, extension=extension)
+    kind = type("TestFleet", (Fleet,), {"replica_class": replica_class})
+    made = kind(spec, replicas, 1, RefitConfig(in_flight=in_flight, update_timeout_s=120))
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.stop()
+
+
+def turn(
+    prompt: Sequence[int], tokens: int, *, group: str = "g", epoch: int = 0, exact: bool = True, **more: Any
+) -> Turn:
+    metadata = TurnMetadata(f"t{next(_names)}", group, epoch=epoch, learn=more.pop("learn", True))
+    return Turn(tuple(prompt), metadata, tokens, tokens if exact else 0, exact, **more)
+
+
+async def sample(
+    fleet: Fleet, replica: int, prompt: Sequence[int], tokens: int, count: int, **more: Any
+) -> list[Answer]:
+    """`count` independent samples, at most 16 at a time."""
+    gate = asyncio.Semaphore(16)
+
+    async def one() -> Answer:
+        async with gate:
+            return (await fleet.generate(turn(prompt, tokens, epoch=fleet.epoch, **more), Pinned(replica)))[1]
+
+    return list(await asyncio.gather(*(one() for _ in range(count))))
+
+
+async def statistics(fleet: Fleet, replica: int = 0) -> Counter[str]:
+    return Counter((await fleet.ask("statistics"))[replica])
+
+
+def chat(model: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    from nemo_war.generation.embedded.chat import Chat
+
+    return Chat(AutoTokenizer.from_pretrained(model))
+
+
+def copy_prompt(model: Path, lines: int = 8, seed: int = 0) -> list[int]:
+    """A prompt whose answer is mostly a copy of it."""
+    import random
+
+    names = random.Random(seed).sample(
+        ["alpha", "beta", "gamma", "delta", "port", "host", "size", "mode", "user", "path"], lines
+    )
+    text = "\n".join(f"{name} = {index * 7 + seed}" for index, name in enumerate(names))
+    return chat(model).prompt(
+        [{"role": "user", "content": f"Print this file again, exactly as it is:\n{text}"}]
+    )
+
+
+def begun_copy(model_folder: Path, seed: int) -> list[int]:
+    """A copy with its first line written: what follows is likely, and never certain."""
+    prompt = copy_prompt(model_folder, seed=seed)
+    text = chat(model_folder).text(prompt)
+    first_line = text[text.index("as it is:\n") + len("as it is:\n") :].splitlines()[0]
+    return prompt + chat(model_folder).encode(first_line + "\n")

@@ -1,0 +1,93 @@
+"""The main job as a user runs it: a process of its own, its files, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.engine
+
+ROOT = Path(__file__).parents[2]
+SMOKE = ROOT / "examples" / "configs" / "grpo_embedded_cpu_smoke.yaml"
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "nemo_war.cli", *arguments]
+
+
+def engine_processes(run_dir: Path) -> list[int]:
+    """Processes that carry this run's mark in their environment: replicas and what they started."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdigit() and str(run_dir).encode() in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return [process for process in found if process != os.getpid()]
+
+
+def wait_until_gone(run_dir: Path, patience_s: float = 30) -> list[int]:
+    deadline = time.monotonic() + patience_s
+    while (left := engine_processes(run_dir)) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return left
+
+
+def test_the_comparison_runs_reports_and_leaves_no_process(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    done = subprocess.run(
+        command("run", str(SMOKE), "--compare", "--json", "--run-dir", str(run_dir)),
+        env=os.environ | {"NEMO_WAR_TEST_MARK": str(run_dir)},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    summary = json.loads(done.stdout)
+    assert summary == json.loads((run_dir / "summary.json").read_text())
+    assert set(summary["modes"]) == {"baseline", "sticky", "war"}
+    assert summary["invariants"]["ok"] is True
+    assert summary["modes"]["war"]["draft_tokens"] > 0, "WAR never drafted"
+    assert summary["modes"]["baseline"]["draft_tokens"] == 0
+    assert summary["modes"]["war"]["cached_tokens"] >= summary["modes"]["baseline"]["cached_tokens"]
+    assert summary["modes"]["war"]["errors"] == 0
+    assert all(refit["kv_reset_ok"] and refit["replicas"] == 2 for refit in summary["refits"])
+    assert summary["history"]["tokens"] > 0
+    assert wait_until_gone(run_dir) == []
+    again = subprocess.run(command("report", str(run_dir)), capture_output=True, text=True, timeout=60)
+    assert again.returncode == 0
+    assert "Fixed work" in again.stdout
+    taken = subprocess.run(
+        command("run", str(SMOKE), "--run-dir", str(run_dir)), capture_output=True, text=True, timeout=60
+    )
+    assert taken.returncode == 2
+    assert "already holds a run" in taken.stderr
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_leaves_no_process_and_says_so(tmp_path: Path, signum: signal.Signals) -> None:
+    run_dir = tmp_path / "run"
+    process = subprocess.Popen(
+        command("run", str(SMOKE), "--run-dir", str(run_dir)),
+        env=os.environ | {"NEMO_WAR_TEST_MARK": str(run_dir)},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:  # the engines are up when the first rollouts begin
+        if "live rollouts" in line:
+            break
+    process.send_signal(signum)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 130, said
+    assert "interrupted" in said
+    assert wait_until_gone(run_dir) == []

@@ -1,0 +1,109 @@
+"""Who may import whom: policy stays pure, adapters stay at the edge."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "nemo_war"
+
+HEAVY = {"ray", "vllm", "torch", "transformers", "safetensors", "nemo_rl"}
+PURE = [
+    "nemo_war.config",
+    "nemo_war.errors",
+    "nemo_war.metadata",
+    "nemo_war.configuration",
+    "nemo_war.routing",
+    "nemo_war.speculative",
+    "nemo_war.telemetry",
+    "nemo_war.report",
+    "nemo_war.generation.refit",
+    "nemo_war.generation.step_time",
+    "nemo_war.generation.embedded.environments",
+]
+"""Import none of HEAVY, not even inside a function."""
+
+MAY_IMPORT = {
+    "nemo_war.errors": set(),
+    "nemo_war.metadata": set(),
+    "nemo_war.config": set(),
+    "nemo_war.configuration": {"errors", "config"},
+    "nemo_war.compat": set(),
+    "nemo_war.routing": {"errors", "metadata", "config"},
+    "nemo_war.speculative": {"errors", "metadata", "config", "compat"},
+    "nemo_war.telemetry": {"errors"},
+    "nemo_war.report": {"errors", "telemetry"},
+    "nemo_war.generation": {
+        "errors",
+        "metadata",
+        "config",
+        "configuration",
+        "compat",
+        "routing",
+        "speculative",
+        "telemetry",
+        "report",
+    },
+    "nemo_war.cli": {"errors", "generation", "report"},
+}
+"""Parts of the package that each part may import, besides itself."""
+
+_STEP_TIME = "nemo_war.generation.step_time"
+SHARED = {_STEP_TIME, f"{_STEP_TIME}.StepLoad", f"{_STEP_TIME}.StepTimeModel"}
+"""The step-time model has one home and is used by pricing, placement and simulation alike."""
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = ".".join(["nemo_war", *path.relative_to(PACKAGE).with_suffix("").parts])
+        yield name.removesuffix(".__init__"), path
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide where a name lives"
+            found.add(node.module or "")
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "path"), modules(), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_pure_modules_import_no_engine(name: str, path: Path) -> None:
+    if any(name == pure or name.startswith(pure + ".") for pure in PURE):
+        heavy = {module.split(".")[0] for module in imports(path)} & HEAVY
+        assert not heavy, f"{name} is pure and imports {sorted(heavy)}"
+
+
+@pytest.mark.parametrize(
+    ("name", "path"), modules(), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_parts_import_only_what_lies_below_them(name: str, path: Path) -> None:
+    if name == "nemo_war":
+        return
+    part = ".".join(name.split(".")[:2])
+    own = part.split(".")[1]
+    used = {module.split(".")[1] for module in imports(path) - SHARED if module.startswith("nemo_war.")} - {
+        own,
+        "__version__",
+    }
+    assert used <= MAY_IMPORT[part], f"{name} imports {sorted(used - MAY_IMPORT[part])}"
+
+
+def test_every_part_of_the_package_has_a_rule() -> None:
+    parts = {".".join(name.split(".")[:2]) for name, _ in modules()} - {"nemo_war"}
+    assert parts <= set(MAY_IMPORT)
+
+
+def test_no_module_grows_beyond_what_can_be_read_in_one_sitting() -> None:
+    sizes = {name: len(path.read_text().splitlines()) for name, path in modules()}
+    long = {name: size for name, size in sizes.items() if size > 480}
+    assert not long

@@ -1,0 +1,96 @@
+"""A history on disk: complete, private, or refused."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+import numpy as np
+import pytest
+
+from nemo_war.errors import UserError
+from nemo_war.speculative.history import SuffixHistory
+
+
+@pytest.fixture
+def saved(tmp_path):
+    history = SuffixHistory(4096, 4)
+    for number in range(3):
+        slot = history.begin(f"t{number}", "größe", number, np.arange(number, 90, dtype=np.int32))
+        history.extend(np.array([slot], np.int32), np.full((1, 1), 7, np.int32), np.ones(1, np.int32))
+        history.end(slot)
+    path = tmp_path / "history.bin"
+    history.save(str(path))
+    return path
+
+
+def load(path) -> SuffixHistory:
+    history = SuffixHistory(4096, 4)
+    history.load(str(path))
+    return history
+
+
+def test_what_is_saved_is_loaded(saved):
+    sequences = load(saved).export_sequences()
+    assert sequences.trajectories == ("t0", "t1", "t2")
+    assert sequences.groups == ("größe",) * 3
+    assert sequences.epochs.tolist() == [0, 1, 2]
+    assert [len(each.tokens) for each in sequences.rows()] == [91, 90, 89]
+    assert [int(each.sampled.sum()) for each in sequences.rows()] == [1, 1, 1]
+
+
+def test_an_empty_history_is_saved_and_loaded(tmp_path):
+    path = tmp_path / "empty"
+    SuffixHistory(4096, 4).save(str(path))
+    assert load(path).stats().trajectories == 0
+
+
+def test_only_the_owner_may_read_the_file(saved):
+    assert stat.S_IMODE(os.stat(saved).st_mode) == 0o600
+
+
+def test_any_flipped_byte_is_noticed(saved):
+    content = saved.read_bytes()
+    for place in range(0, len(content), 7):
+        saved.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
+        with pytest.raises(UserError) as caught:
+            load(saved)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_truncated_file_is_refused(saved):
+    content = saved.read_bytes()
+    for length in (0, 10, 40, 200, len(content) - 1):
+        saved.write_bytes(content[:length])
+        with pytest.raises(UserError, match="suffix history"):
+            load(saved)
+
+
+def test_a_foreign_file_is_refused(tmp_path):
+    np.save(tmp_path / "foreign.npy", np.arange(5))
+    with pytest.raises(UserError, match="not a suffix history"):
+        load(tmp_path / "foreign.npy")
+
+
+def test_a_later_format_is_refused_by_its_number(saved):
+    saved.write_bytes(saved.read_bytes().replace(b"history 1\n", b"history 2\n", 1))
+    with pytest.raises(UserError, match="format 2, this version reads 1"):
+        load(saved)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"absent\.bin: No such file"):
+        load(tmp_path / "absent.bin")
+
+
+def test_a_failed_save_leaves_the_old_file_and_no_rest(saved, monkeypatch):
+    before = saved.read_bytes()
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        SuffixHistory(4096, 4).save(str(saved))
+    assert saved.read_bytes() == before
+    assert list(saved.parent.iterdir()) == [saved]

@@ -1,0 +1,98 @@
+"""Recorded and synthetic token sequences."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from nemo_war.errors import UserError
+from nemo_war.speculative.workload import read_recorded, synthetic_texts
+
+
+def encode(text: str) -> list[int]:
+    return list(text.encode())
+
+
+def said(tokens: np.ndarray) -> str:
+    return bytes(tokens.astype(np.uint8)).decode()
+
+
+def test_tau_bench_attempts_at_a_task_are_a_group_and_attempts_are_epochs(tmp_path):
+    call = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}],
+    }
+    trajectory = [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}, call]
+    trajectory += [{"role": "tool", "content": "T"}, {"role": "assistant", "content": "A"}]
+    entries = [{"task_id": task, "trial": trial, "traj": trajectory} for task in (3, 4) for trial in (0, 1)]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(entries))
+    recorded = read_recorded(path, encode)
+    assert [(each.group, each.epoch) for each in recorded] == [("3", 0), ("4", 0), ("3", 1), ("4", 1)]
+    (first, called), (second, answer) = recorded[0].turns
+    assert (
+        said(first)
+        == "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert said(called) == '\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call><|im_end|>'
+    assert said(second) == "\n<|im_start|>tool\nT<|im_end|>\n<|im_start|>assistant\n"
+    assert said(answer) == "A<|im_end|>"
+
+
+def test_nemo_gym_attempts_at_an_instance_are_a_group(tmp_path):
+    output = [
+        {"type": "reasoning", "summary": [{"text": "R"}]},
+        {"type": "function_call", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "output": "T"},
+        {"type": "message", "role": "assistant", "content": [{"text": "A"}]},
+    ]
+    swe = {"input": [], "metadata": {"instance_id": "x", "problem_statement": "P"}}
+    entries = [
+        {"responses_create_params": given, "response": {"output": output}}
+        for given in (swe, swe, {"input": "Q"})
+    ]
+    path = tmp_path / "rollouts.jsonl"
+    path.write_text("\n".join(json.dumps(entry) for entry in entries))
+    recorded = read_recorded(path, encode)
+    assert [(each.group, each.epoch) for each in recorded] == [
+        ("rollouts/x", 0),
+        ("rollouts/2", 0),
+        ("rollouts/x", 1),
+    ]
+    assert [said(response) for _, response in recorded[1].turns][1] == "A<|im_end|>"
+    assert said(recorded[0].turns[0][1]).startswith("<think>R</think>\n<tool_call>")
+
+
+@pytest.mark.parametrize("content", ["[{}]", "not json", '{"response": 3}'])
+def test_another_kind_of_file_is_refused(tmp_path, content):
+    path = tmp_path / "other"
+    path.write_text(content)
+    with pytest.raises(UserError, match="neither tau-bench nor NeMo-Gym"):
+        read_recorded(path, encode)
+
+
+def test_synthetic_texts_depend_on_the_seed_only():
+    first, again, other = (list(islice(synthetic_texts(seed, length=300), 5)) for seed in (1, 1, 2))
+    assert all((a[1] == b[1]).all() for a, b in zip(first, again, strict=True))
+    assert any((a[1] != b[1]).any() for a, b in zip(first, other, strict=True))
+    assert [group for group, _ in islice(synthetic_texts(1, length=10, group=2), 4)] == ["group0"] * 2 + [
+        "group1"
+    ] * 2
+
+
+def test_synthetic_texts_repeat_more_at_a_higher_rate_of_repetition():
+    def repeated(rate: float) -> float:
+        texts = [text for _, text in islice(synthetic_texts(0, repetition=rate, length=500), 30)]
+        seen: set[bytes] = set()
+        hits = total = 0
+        for text in texts:
+            grams = [text[at : at + 8].tobytes() for at in range(len(text) - 8)]
+            hits, total = hits + sum(gram in seen for gram in grams), total + len(grams)
+            seen.update(grams)
+        return hits / total
+
+    assert repeated(0.0) < 0.05 < repeated(0.5) < repeated(0.9)
