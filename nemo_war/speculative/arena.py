@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 import numba
 import numpy as np
+from numba.core.cpu import CPUTargetOptions
 
 PAGE = 64
 NONE = -1
@@ -48,14 +49,19 @@ MAX_SIBLINGS = 512
 def kernel(function: Callable[..., Any]) -> Any:
     """Compile a function of arrays; on disk where that is possible, without the GIL.
 
+    Kernels allocate nothing (one that would does not compile), so they need no counting of
+    references, which numba otherwise does at every view of a row: that cost two thirds of the time.
+    `_nrt` is not documented; a numba that does not know it compiles slower code of the same meaning.
+
     Numba notices a stale cache file by the time stamp of the one module the function
     stands in, but kernels call kernels of other modules here, which are compiled into
     them: the stamp is made of all of them.
     """
+    options = {"nogil": True, "_nrt": False} if hasattr(CPUTargetOptions, "_nrt") else {"nogil": True}
     try:
-        dispatcher = numba.njit(cache=True, nogil=True)(function)
+        dispatcher = numba.njit(cache=True, **options)(function)
     except RuntimeError:  # no writable directory for the cache
-        return numba.njit(nogil=True)(function)
+        return numba.njit(**options)(function)
     sources = sorted(Path(__file__).parent.glob("*.py"))
     stats = [source.stat() for source in sources]
     cache_file = getattr(dispatcher._cache, "_cache_file", None)
@@ -339,7 +345,8 @@ def cut(arena, tail, keep, owner, group, epoch, private):
             bits = arena.pages[shared, SAMPLED : SAMPLED + 2]
             tail, fill = append(arena, tail, copied, owner, group, epoch, private, False)
             if fill:
-                arena.pages[tail, SAMPLED : SAMPLED + 2] = bits
+                arena.pages[tail, SAMPLED] = bits[0]
+                arena.pages[tail, SAMPLED + 1] = bits[1]
     else:
         fill = arena.pages[tail, FILL]
     return tail, first + fill

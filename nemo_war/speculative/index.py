@@ -237,7 +237,8 @@ def search(arena, slots, slot):
     kept = 0
     for index in range(state[CURSORS]):
         if _is_current(arena, cursors[index]):
-            cursors[kept] = cursors[index]
+            for column in range(4):
+                cursors[kept, column] = cursors[index, column]
             kept += 1
     state[CURSORS] = kept
     count = state[CONTEXT]
@@ -285,7 +286,8 @@ def follow(arena, slots, slot, token, trust, sampled):
 def _push_context(slots, slot, token):
     context, state = slots.context[slot], slots.state[slot]
     if state[CONTEXT] == WINDOW:
-        context[:MAX_MATCH] = context[WINDOW - MAX_MATCH :]
+        for index in range(MAX_MATCH):
+            context[index] = context[WINDOW - MAX_MATCH + index]
         state[CONTEXT] = MAX_MATCH
     context[state[CONTEXT]] = token
     state[CONTEXT] += 1
@@ -451,7 +453,9 @@ def draft(arena, slots, rows, budgets, epoch, calibration, ballot, tokens, lengt
                 search(arena, slots, slot)
                 length = vote(arena, slots, slot, budget, epoch, calibration, ballot, survival[row])
             slots.state[slot, DRAFTED] = length
-            tokens[row, :length] = slots.draft[slot, :length]
+            for place in range(length):
+                tokens[row, place] = slots.draft[slot, place]
         lengths[row] = length
-        tokens[row, length:] = 0
-        survival[row, length:] = 0
+        for place in range(length, tokens.shape[1]):
+            tokens[row, place] = 0
+            survival[row, place] = 0

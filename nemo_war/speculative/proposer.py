@@ -143,8 +143,8 @@ class SuffixProposer:
         rows = [row for row, new in enumerate(sampled) if new]
         self._retire()
         self._time(len(sampled), batch.spec_token_ids, lengths, now)
-        self._count(rows, sampled, batch.spec_token_ids)
-        turns = self._follow(rows, token_ids, lengths)
+        turns, added = self._follow(rows, token_ids, lengths)
+        self._count(rows, sampled, batch.spec_token_ids, added)
         going_on = [row for row in rows if not turns[row].ended]
         # A step is timed from one call to the next; with no request left the engine may idle in between.
         self._last_start = now if len(going_on) + len(sampled) - len(rows) else None
@@ -168,18 +168,33 @@ class SuffixProposer:
         for request in [request for request in self._live if request not in self._runner.requests]:
             self.history.end(self._live.pop(request).slot)
 
-    def _count(self, rows: list[int], sampled: list[list[int]], verified: list[list[int]]) -> None:
-        """Count what became of the drafts that this step verified; the history learns by itself."""
+    def _count(
+        self, rows: list[int], sampled: list[list[int]], verified: list[list[int]], added: np.ndarray
+    ) -> None:
+        """Count what became of the drafts that this step verified; the history learns by itself.
+
+        Accepted tokens behind the end of the output are not output, and count as wasted.
+        """
         counters = self.counters
         counters.engine_steps += bool(rows)
-        outcomes = [(len(verified[row]), len(sampled[row]) - 1) for row in rows if verified[row]]
+        outcomes = [
+            (len(verified[row]), min(len(sampled[row]) - 1, int(new)))
+            for row, new in zip(rows, added, strict=True)
+            if verified[row]
+        ]
         counters.speculating_steps += bool(outcomes)
         counters.drafts += len(outcomes)
         counters.draft_tokens += sum(proposed for proposed, _ in outcomes)
         counters.accepted_tokens += sum(accepted for _, accepted in outcomes)
 
-    def _follow(self, rows: list[int], token_ids: np.ndarray, lengths: np.ndarray) -> dict[int, _LiveTurn]:
-        """Bring the history up to the rows' tokens."""
+    def _follow(
+        self, rows: list[int], token_ids: np.ndarray, lengths: np.ndarray
+    ) -> tuple[dict[int, _LiveTurn], np.ndarray]:
+        """Bring the history up to the rows' tokens.
+
+        Returns:
+            The rows' turns, and int32[rows], how many tokens of output each gained.
+        """
         turns: dict[int, _LiveTurn] = {}
         news: list[np.ndarray] = []
         for row in rows:
@@ -194,7 +209,7 @@ class SuffixProposer:
         for i, new in enumerate(news):
             padded[i, : len(new)] = new
         self.history.extend(np.array([turns[row].slot for row in rows], dtype=np.int32), padded, counts)
-        return turns
+        return turns, counts
 
     def _begin(self, request: str, tokens: np.ndarray) -> _LiveTurn:
         state = self._runner.requests[request]

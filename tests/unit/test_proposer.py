@@ -223,6 +223,14 @@ def test_what_was_verified_is_counted_with_acceptance(runner: Runner) -> None:
     assert (counted["engine_steps"], counted["speculating_steps"]) == (2, 1)
 
 
+def test_accepted_tokens_behind_the_end_of_the_output_count_as_wasted(runner: Runner) -> None:
+    runner.add("a", PATTERN * 4, stop_token_ids=[PATTERN[2]])
+    draft = runner.step({"a": [PATTERN[0]]})["a"]
+    assert len(draft) >= 3
+    runner.step({"a": [*draft, 99]})
+    assert runner.proposer.statistics()["accepted_tokens"] == 2
+
+
 def test_nothing_is_divided_or_counted_when_no_draft_was_made(runner: Runner) -> None:
     runner.add("a", [1, 2, 3])
     runner.step({"a": [4]})

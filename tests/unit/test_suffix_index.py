@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -62,8 +64,11 @@ def test_the_search_finds_every_place_with_the_same_context_and_its_exact_length
     slot = history.begin("live", "g", 0, np.array(context, np.int32))
     draft(history, slot)
     cursors = history._slots.cursors[slot, : history._slots.state[slot, suffixes.CURSORS]]
-    found = sorted((int(c[suffixes.LENGTH]), int(history._arena.tokens[c[suffixes.AT]])) for c in cursors)
-    assert found == expected
+    matches, recovering = Counter(), Counter()
+    for cursor in cursors:
+        kind = recovering if cursor[suffixes.WRONG] else matches
+        kind[int(cursor[suffixes.LENGTH]), int(history._arena.tokens[cursor[suffixes.AT]])] += 1
+    assert matches <= Counter(expected) <= matches + recovering
 
 
 def weight_of(history: SuffixHistory, state: np.ndarray, cursor: np.ndarray, epoch: int) -> float:
@@ -75,7 +80,7 @@ def weight_of(history: SuffixHistory, state: np.ndarray, cursor: np.ndarray, epo
 
 
 def voted(history: SuffixHistory, slot: int, budget: int, epoch: int) -> tuple[list[int], list[float]]:
-    """Oracle of the vote, from the cursors a draft left behind."""
+    """Oracle of the vote, from the cursors a draft left behind; rejects what hangs on rounding."""
     arena, state, calibration = history._arena, history._slots.state[slot], history.calibration
     cursors = history._slots.cursors[slot, : state[suffixes.CURSORS]].copy()
     left = [
@@ -89,6 +94,8 @@ def voted(history: SuffixHistory, slot: int, budget: int, epoch: int) -> tuple[l
             votes[int(arena.tokens[at])] = votes.get(int(arena.tokens[at]), 0.0) + weight
         token = max(votes, key=votes.__getitem__)
         share = votes[token] / sum(votes.values())
+        assume(min(abs(1 - share - edge) for edge in (0.02, 0.07, 0.2, 0.4, 0.6)) > 1e-4)
+        assume(sorted([0, *votes.values()])[-2] < 0.9999 * votes[token])
         left = [each for each in left if arena.tokens[each[2]] == token]
         _, leader, at = max(left, key=lambda each: each[0])
         kind = suffixes.kind_of(arena, state, at) + calibrations.RECOVERING * int(
@@ -118,9 +125,8 @@ def test_a_draft_is_the_weighted_vote_of_the_places_found(stored, context, budge
         drafted = history.draft(np.array([slot], np.int32), np.array([budget], np.int32), epoch)
         length = drafted.lengths[0]
         tokens, survival = voted(history, slot, budget, epoch)
-        if length and abs(np.diff(drafted.survival[0, :length], prepend=1)).min() > 1e-4:
-            assert drafted.tokens[0, :length].tolist() == tokens[:length]
-            np.testing.assert_allclose(drafted.survival[0, :length], survival[:length], rtol=1e-3)
+        assert drafted.tokens[0, :length].tolist() == tokens
+        np.testing.assert_allclose(drafted.survival[0, :length], survival, rtol=1e-3)
         assert length <= budget
         assert (drafted.survival[0, length:] == 0).all()
         assert (np.diff(drafted.survival[0]) <= 0).all()
