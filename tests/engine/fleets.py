@@ -55,9 +55,12 @@ async def fleet(
     dtype: str = "bfloat16",
     extension: str | None = None,
     replica_class: type = Replica,
+    temperature: float = 1.0,
     **engine: Any,
 ) -> AsyncIterator[Fleet]:
-    spec = EngineSpec(str(model), ENGINE | {"dtype": dtype} | engine, war, extension=extension)
+    spec = EngineSpec(
+        str(model), ENGINE | {"dtype": dtype} | engine, war, temperature=temperature, extension=extension
+    )
     kind = type("TestFleet", (Fleet,), {"replica_class": replica_class})
     made = kind(spec, replicas, 1, RefitConfig(in_flight=in_flight, update_timeout_s=120))
     await made.start()

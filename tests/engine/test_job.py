@@ -91,3 +91,25 @@ def test_an_interrupted_run_leaves_no_process_and_says_so(tmp_path: Path, signum
     assert process.returncode == 130, said
     assert "interrupted" in said
     assert wait_until_gone(run_dir) == []
+
+
+@pytest.mark.full
+def test_ab_by_steps_shows_both_sides_of_one_live_run(tmp_path: Path) -> None:
+    key = "policy.generation.war.ab_every=1"
+    done = subprocess.run(
+        command("run", str(SMOKE), key, "grpo.max_num_steps=4", "--json", "--run-dir", str(tmp_path / "run")),
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    summary = json.loads(done.stdout)
+    assert summary["ab"] is not None
+    events = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+    steps = [record for record in map(json.loads, events) if record["kind"] == "StepRecord"]
+    assert [step["war_active"] for step in steps] == [True, False, True, False]
+    drafted = dict.fromkeys(range(4), 0)
+    for record in map(json.loads, events):
+        if record["kind"] == "ReplicaRecord":
+            drafted[record["step"]] += record["draft_tokens"]
+    assert drafted[1] == drafted[3] == 0
