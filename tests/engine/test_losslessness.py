@@ -14,7 +14,7 @@ from scipy import stats
 from nemo_war.config import SpeculativeConfig, WarConfig
 from nemo_war.generation.embedded.fleet import Fleet
 from nemo_war.generation.embedded.turn import Answer
-from tests.engine.fleets import begun_copy, fleet, sample, statistics
+from tests.engine.fleets import begun_copy, copy_prompt, fleet, sample, statistics
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
@@ -55,7 +55,7 @@ async def test_next_token_counts_agree_with_and_without_drafts(two: Fleet, model
 async def test_the_same_comparison_fails_without_the_workaround(two: Fleet, model_folder: Path) -> None:
     await two.ask_one(DRAFTING, "call", "war_test_break_expansion", True)
     try:
-        p_values = await compare(two, [begun_copy(model_folder, 1)], samples=160)
+        p_values = await compare(two, [copy_prompt(model_folder, seed=1)[:-8]], samples=200)
     finally:
         await two.ask_one(DRAFTING, "call", "war_test_break_expansion", False)
     print(f"p-values without the workaround {p_values}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from nemo_war.config import SpeculativeConfig, WarConfig
@@ -13,19 +14,15 @@ from tests.engine.fleets import begun_copy, fleet, sample, statistics
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
 
-@pytest.mark.parametrize(
-    ("precision", "tolerance"),
-    [
-        ("float32", 1e-3),
-        # Verifying several tokens at once rounds in another order than one by one, in any engine.
-        pytest.param("bfloat16", 0.03, marks=pytest.mark.full),
-    ],
-)
+NOISE = 0.03
+"""Nats; spread of the mean difference over some 900 tokens sampled anew, in bfloat16."""
+
+
 async def test_generation_logprobs_are_as_close_to_the_trainers_with_war_as_without(
-    model_folder: Path, precision: str, tolerance: float
+    model_folder: Path,
 ) -> None:
     prompts = [begun_copy(model_folder, seed) for seed in range(3)]
-    errors = {}
+    differences = {}
     for name, war in (
         ("stock", None),
         ("war", WarConfig(speculative=SpeculativeConfig(max_draft_tokens=8, max_running=16))),
@@ -37,16 +34,16 @@ async def test_generation_logprobs_are_as_close_to_the_trainers_with_war_as_with
             if war:
                 counted = await statistics(engines)
                 assert counted["accepted_tokens"] > 100, "too little was drafted for this to mean anything"
-        errors[name] = token_mult_prob_error(model_folder, answers, precision)
-    print(f"token_mult_prob_error: {errors}")
-    assert abs(errors["war"] - errors["stock"]) < tolerance
-    assert errors["war"] < 1 + 4 * tolerance
+        differences[name] = trainer_differences(model_folder, answers)
+    means = {name: np.minimum(values, 1.0).mean() for name, values in differences.items()}
+    print(f"mean |difference| {means} nats; token_mult_prob_error of NeMo-RL:")
+    print({name: round(float(np.exp(values).mean()), 4) for name, values in differences.items()})
+    assert abs(means["war"] - means["stock"]) < NOISE
+    assert means["war"] < 0.1
 
 
-def token_mult_prob_error(model_folder: Path, answers: list, precision: str) -> float:
-    """NeMo-RL's metric: mean over generated tokens of exp |trainer's logprob - generation's|; 1 is best."""
-    import numpy as np
-
+def trainer_differences(model_folder: Path, answers: list) -> np.ndarray:
+    """|trainer's logprob - generation's| of each generated token, in nats."""
     samples = [
         Sample(
             token_ids=[*prompt, *answer.tokens],
@@ -57,9 +54,9 @@ def token_mult_prob_error(model_folder: Path, answers: list, precision: str) -> 
         )
         for prompt, answer in answers
     ]
-    recomputed = Trainer(model_folder, TrainerConfig(precision=precision)).logprobs(samples)
-    differences = [
+    recomputed = Trainer(model_folder, TrainerConfig()).logprobs(samples)
+    parts = [
         np.abs(np.asarray(new)[-len(answer.logprobs) :] - np.asarray(answer.logprobs))
         for new, (_, answer) in zip(recomputed, answers, strict=True)
     ]
-    return float(np.exp(np.concatenate(differences)).mean())
+    return np.concatenate(parts)

@@ -6,9 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
 
 from nemo_war.errors import ConfigError, UserError
 from nemo_war.generation.embedded.chat import Chat
@@ -54,7 +52,7 @@ def run(config: RunConfig, *, compare: bool, run_dir: Path | None) -> int:
     stage(f"this run's folder is {folder}")
     model = resolve(config.policy.model_name, stage)
     try:
-        asyncio.run(_interruptible(_job(config, model, folder, compare)))
+        asyncio.run(_job(config, model, folder, compare))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     except RefitError as error:
@@ -64,13 +62,12 @@ def run(config: RunConfig, *, compare: bool, run_dir: Path | None) -> int:
     return report(folder, as_json=False)
 
 
-async def _interruptible(job: Coroutine[Any, Any, None]) -> None:
-    """Run the job; SIGTERM ends it as Ctrl-C does, engines shut down first."""
-    task = asyncio.create_task(job)
-    loop = asyncio.get_running_loop()
+def _cancel_on_signals() -> None:
+    """SIGTERM ends the job as Ctrl-C does: engines are shut down first."""
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, task.cancel)
-    await task
 
 
 async def _job(config: RunConfig, model: Path, folder: Path, compare: bool) -> None:
@@ -81,6 +78,7 @@ async def _job(config: RunConfig, model: Path, folder: Path, compare: bool) -> N
     with EventLog(folder / FILE_NAME) as log:
         place = Workplace(config, model, folder, Chat(tokenizer), log)
         _start_ray()
+        _cancel_on_signals()  # now, as Ray has just put its own handler for SIGTERM in place
         fleets: dict[str, Fleet] = {}
         try:
             await _start_fleets(place, fleets, compare)
