@@ -14,36 +14,39 @@ from tests.engine.fleets import begun_copy, fleet, sample, statistics
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
 
-NOISE = 0.03
-"""Nats; spread of the mean difference over some 900 tokens sampled anew, in bfloat16."""
-
-
+@pytest.mark.parametrize(
+    ("precision", "tolerance"),
+    [
+        ("float32", 1e-3),
+        # Verifying several tokens at once rounds in another order than one by one, in any engine.
+        pytest.param("bfloat16", 0.03, marks=pytest.mark.full),
+    ],
+)
 async def test_generation_logprobs_are_as_close_to_the_trainers_with_war_as_without(
-    model_folder: Path,
+    model_folder: Path, precision: str, tolerance: float
 ) -> None:
     prompts = [begun_copy(model_folder, seed) for seed in range(3)]
-    differences = {}
-    for name, war in (
-        ("stock", None),
-        ("war", WarConfig(speculative=SpeculativeConfig(max_draft_tokens=8, max_running=16))),
-    ):
-        async with fleet(model_folder, war=war) as engines:
+    speculating = WarConfig(speculative=SpeculativeConfig(max_draft_tokens=8, max_running=16))
+    errors = {}
+    for name, war in (("stock", None), ("war", speculating)):
+        async with fleet(model_folder, war=war, dtype=precision) as engines:
+            # Not of exact length: `min_tokens` takes EOS out of the distribution, and so out of the logprobs.
             answers = [
-                (prompt, answer) for prompt in prompts for answer in await sample(engines, 0, prompt, 48, 6)
+                (prompt, answer)
+                for prompt in prompts
+                for answer in await sample(engines, 0, prompt, 48, 8, exact=False)
             ]
             if war:
                 counted = await statistics(engines)
                 assert counted["accepted_tokens"] > 100, "too little was drafted for this to mean anything"
-        differences[name] = trainer_differences(model_folder, answers)
-    means = {name: np.minimum(values, 1.0).mean() for name, values in differences.items()}
-    print(f"mean |difference| {means} nats; token_mult_prob_error of NeMo-RL:")
-    print({name: round(float(np.exp(values).mean()), 4) for name, values in differences.items()})
-    assert abs(means["war"] - means["stock"]) < NOISE
-    assert means["war"] < 0.1
+        errors[name] = token_mult_prob_error(model_folder, answers, precision)
+    print(f"token_mult_prob_error in {precision}: {errors}")
+    assert abs(errors["war"] - errors["stock"]) < tolerance
+    assert errors["war"] < 1 + 4 * tolerance
 
 
-def trainer_differences(model_folder: Path, answers: list) -> np.ndarray:
-    """|trainer's logprob - generation's| of each generated token, in nats."""
+def token_mult_prob_error(model_folder: Path, answers: list, precision: str) -> float:
+    """NeMo-RL's metric: mean over generated tokens of exp |trainer's logprob - generation's|; 1 is best."""
     samples = [
         Sample(
             token_ids=[*prompt, *answer.tokens],
@@ -54,9 +57,9 @@ def trainer_differences(model_folder: Path, answers: list) -> np.ndarray:
         )
         for prompt, answer in answers
     ]
-    recomputed = Trainer(model_folder, TrainerConfig()).logprobs(samples)
-    parts = [
+    recomputed = Trainer(model_folder, TrainerConfig(precision=precision)).logprobs(samples)
+    differences = [
         np.abs(np.asarray(new)[-len(answer.logprobs) :] - np.asarray(answer.logprobs))
         for new, (_, answer) in zip(recomputed, answers, strict=True)
     ]
-    return np.concatenate(parts)
+    return float(np.exp(np.concatenate(differences)).mean())
