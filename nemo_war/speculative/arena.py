@@ -23,13 +23,11 @@ Memory per token: 4 bytes token, 16 links, at most 4 chain heads, 1 page record.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numba
 import numpy as np
-from numba.core.cpu import CPUTargetOptions
+
+from nemo_war.speculative.kernel import kernel
 
 PAGE = 64
 NONE = -1
@@ -44,30 +42,6 @@ ANY, KIN = 0, 1
 FREE, BIRTHS, ROOTS = range(3)
 # How many first pages are compared when a new trajectory looks for one that it can share.
 MAX_SIBLINGS = 512
-
-
-def kernel(function: Callable[..., Any]) -> Any:
-    """Compile a function of arrays; on disk where that is possible, without the GIL.
-
-    Kernels allocate nothing (one that would does not compile), so they need no counting of
-    references, which numba otherwise does at every view of a row: that cost two thirds of the time.
-    `_nrt` is not documented; a numba that does not know it compiles slower code of the same meaning.
-
-    Numba notices a stale cache file by the time stamp of the one module the function
-    stands in, but kernels call kernels of other modules here, which are compiled into
-    them: the stamp is made of all of them.
-    """
-    options = {"nogil": True, "_nrt": False} if hasattr(CPUTargetOptions, "_nrt") else {"nogil": True}
-    try:
-        dispatcher = numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # no writable directory for the cache
-        return numba.njit(**options)(function)
-    sources = sorted(Path(__file__).parent.glob("*.py"))
-    stats = [source.stat() for source in sources]
-    cache_file = getattr(dispatcher._cache, "_cache_file", None)
-    if cache_file is not None:
-        cache_file._source_stamp = tuple((stat.st_mtime, stat.st_size) for stat in stats)
-    return dispatcher
 
 
 class Arena(NamedTuple):

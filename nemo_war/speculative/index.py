@@ -36,7 +36,6 @@ from nemo_war.speculative.arena import (
     append,
     bucket_of,
     is_sampled,
-    kernel,
     position_after,
     position_before,
 )
@@ -55,6 +54,7 @@ from nemo_war.speculative.calibration import (
     record,
     weight_of,
 )
+from nemo_war.speculative.kernel import kernel
 
 MAX_CURSORS = 32
 MAX_VISITS = 16  # places looked at per chain and draft; more cost time and, being older, mislead

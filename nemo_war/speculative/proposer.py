@@ -98,11 +98,6 @@ class SuffixProposer:
         """Take the model runner, the source of request identity. Kept whole: its batch may be rebuilt."""
         self._runner = runner
 
-    @property
-    def attached(self) -> bool:
-        """Whether drafting can happen at all."""
-        return self._runner is not None
-
     def propose(
         self,
         sampled_token_ids: list[list[int]],

@@ -10,7 +10,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "nemo_war"
 
-HEAVY = {"ray", "vllm", "torch", "transformers", "safetensors", "nemo_rl"}
+HEAVY = {"asyncio", "ray", "vllm", "torch", "transformers", "safetensors", "nemo_rl"}
 PURE = [
     "nemo_war.config",
     "nemo_war.errors",
@@ -105,5 +105,5 @@ def test_every_part_of_the_package_has_a_rule() -> None:
 
 def test_no_module_grows_beyond_what_can_be_read_in_one_sitting() -> None:
     sizes = {name: len(path.read_text().splitlines()) for name, path in modules()}
-    long = {name: size for name, size in sizes.items() if size > 520}
+    long = {name: size for name, size in sizes.items() if size > 480}
     assert not long
