@@ -1,11 +1,13 @@
 """How long an engine step takes: one model for pricing, placement and simulation.
 
-    T = base + a·requests + b·tokens + hinges + c·context + s·[drafts are verified]
+    T = base + a·requests + b·tokens + hinges + c·context + [drafts]·(s + r·requests + d·drafts)
 
 Tokens are all that a step computes: one per decoding request, its draft tokens, and
-prefill. The hinges let the price of a token rise with the step's size, as an
-accelerator goes from memory-bound to compute-bound. No coefficient is negative, so
-that no marginal cost is.
+prefill. A draft token costs more than a token of a prompt, as it is sampled from, and
+rejection sampling costs each request of the batch something, whether it has a draft or
+not (on the CPU more than its own token). The hinges let the price of a token rise with
+the step's size, as an accelerator goes from memory-bound to compute-bound. No
+coefficient is negative, so that no marginal cost is.
 
 The fit is online: least squares on relative errors with exponential forgetting, drawn
 towards a prior, under the sign constraint. The form is
@@ -30,8 +32,10 @@ _NOISE = 0.1
 """Relative spread of step times at equal load, as seen on the CPU; how much a prior counts against data."""
 _SPREAD = 10.0
 """How many times larger than the prior a coefficient may well be: GPUs and CPUs differ by that and more."""
-_LEAST_SPREAD_MS = np.array([10.0, 0.5, 0.1, 0.1, 0.1, 0.5, 2.0])
+_LEAST_SPREAD_MS = np.array([10.0, 0.5, 0.1, 0.1, 0.1, 0.5, 2.0, 0.5, 0.5])
 """Spread where the prior is smaller; a coefficient given as zero could never rise without."""
+_EAGER_STEPS, _SOLVE_EVERY = 64, 4
+"""Solving costs 0.1 ms of the engine's own thread, and once a belief has formed one step moves it little."""
 _LEAST_MS = 0.05
 """No engine step is faster; a clock that did not move must not weigh infinitely."""
 
@@ -44,28 +48,31 @@ class StepLoad:
         requests: requests in the batch.
         tokens: tokens computed, draft tokens included.
         context: tokens attended to, summed over the requests.
-        speculating: whether it verifies drafts.
+        drafts: draft tokens among them.
     """
 
     requests: int
     tokens: int
     context: int = 0
-    speculating: bool = False
+    drafts: int = 0
 
 
 class StepTimeModel:
     """Step times in milliseconds, learned as steps go by.
 
     Attributes:
-        coefficients: float64[7] ms, in the order of `features`.
+        coefficients: float64[9] ms, in the order of `features`.
         steps: steps learned from.
     """
 
     def __init__(self, prior: StepTimePrior) -> None:
         """Start from a belief; `prior` counts for as much as a few steps do."""
         start = np.array(
-            [prior.base, prior.per_request, prior.per_token, 0.0, 0.0, prior.per_kilotoken, prior.speculating]
-        )
+            [
+                prior.base, prior.per_request, prior.per_token, 0.0, 0.0, prior.per_kilotoken,
+                prior.speculating, prior.speculating_per_request, prior.per_draft_token,
+            ]
+        )  # fmt: skip
         self.coefficients = start
         self.steps = 0
         pull = (_NOISE / np.maximum(_SPREAD * start, _LEAST_SPREAD_MS)) ** 2
@@ -83,7 +90,8 @@ class StepTimeModel:
             float64[drafts + 1], milliseconds.
         """
         added = np.arange(drafts + 1)
-        per_token, hinges, speculating = self.coefficients[2], self.coefficients[3:5], self.coefficients[6]
+        per_token, hinges = self.coefficients[2] + self.coefficients[8], self.coefficients[3:5]
+        speculating = self.coefficients[6] + self.coefficients[7] * load.requests
         times = self.predict(load) + per_token * added + speculating * (added > 0)
         for slope, hinge in zip(hinges, HINGES, strict=True):
             times += slope * (np.maximum(0, load.tokens + added - hinge) - max(0, load.tokens - hinge))
@@ -97,14 +105,17 @@ class StepTimeModel:
         self._gram = _FORGETTING * self._gram + np.outer(x, x)
         self._moment = _FORGETTING * self._moment + x
         self.steps += 1
-        self.coefficients = _solve(self._gram + self._prior_gram, self._moment + self._prior_moment)
+        if self.steps <= _EAGER_STEPS or self.steps % _SOLVE_EVERY == 0:
+            self.coefficients = _solve(self._gram + self._prior_gram, self._moment + self._prior_moment)
 
 
 def features(load: StepLoad) -> np.ndarray:
-    """The model's inputs, float64[7]; the context in thousands of tokens."""
+    """The model's inputs, float64[9]; the context in thousands of tokens."""
     beyond = [max(0, load.tokens - hinge) for hinge in HINGES]
+    speculating = load.drafts > 0
+    verification = [speculating, speculating * load.requests, load.drafts]
     return np.array(
-        [1, load.requests, load.tokens, *beyond, load.context / 1000, load.speculating], dtype=np.float64
+        [1, load.requests, load.tokens, *beyond, load.context / 1000, *verification], dtype=np.float64
     )
 
 

@@ -6,7 +6,9 @@ Tables of (successes, trials):
   equals the request's - is the one that is sampled; by kind of place, matched length
   and age in policy epochs. The odds are the candidate's weight in the vote.
 * `detail` and its coarser margins `outline` and `sketch`: how often the token that
-  the vote put into the *draft* is sampled, given that the draft was right so far.
+  the vote put into the *draft* is sampled, given that the draft was right so far. The
+  margins also go by the request's *form*, how its own last drafts began: a model that has
+  left the text it was copying is soon known by it.
 
 A cell with few trials leans on the coarser one behind it (additive smoothing, as in
 interpolated n-gram models). Cells forget: at `LIMIT` trials both numbers are halved.
@@ -32,7 +34,9 @@ KINDS = 12
 MAX_MATCH = 64
 LENGTHS = 11
 AGES = 4
-AGREEMENTS, SUPPORTS, PLACES = 6, 4, 6
+AGREEMENTS, SUPPORTS, PLACES, FORMS = 6, 4, 6, 4
+FULL_FORM = 256  # every draft so far began right
+FIRST_FORM = 128  # of a trajectory that was never drafted for
 DECILES = 10
 LIMIT = 2000.0
 
@@ -60,8 +64,8 @@ class Calibration(NamedTuple):
     Attributes:
         trust: float32[KINDS, LENGTHS, AGES, 2].
         detail: float32[KINDS * COARSE * AGREEMENTS * SUPPORTS * PLACES, 2].
-        outline: float32[KINDS * LENGTHS * AGREEMENTS, 2].
-        sketch: float32[AGREEMENTS * PLACES, 2].
+        outline: float32[KINDS * LENGTHS * AGREEMENTS * FORMS, 2].
+        sketch: float32[AGREEMENTS * PLACES * FORMS, 2].
         reliability: float64[DECILES, 3]: of draft tokens by predicted probability: sum of
             the predictions, successes, trials. Never forgets; a metric only.
     """
@@ -84,8 +88,8 @@ def new_calibration() -> Calibration:
     return Calibration(
         trust=trust,
         detail=np.zeros((KINDS * COARSE * AGREEMENTS * SUPPORTS * PLACES, 2), np.float32),
-        outline=np.zeros((KINDS * LENGTHS * AGREEMENTS, 2), np.float32),
-        sketch=np.zeros((AGREEMENTS * PLACES, 2), np.float32),
+        outline=np.zeros((KINDS * LENGTHS * AGREEMENTS * FORMS, 2), np.float32),
+        sketch=np.zeros((AGREEMENTS * PLACES * FORMS, 2), np.float32),
         reliability=np.zeros((DECILES, 3), np.float64),
     )
 
@@ -128,7 +132,7 @@ def weight_of(trust, kind, length, age):
 
 
 @kernel
-def cell_of(kind, length, agreement, support, place):
+def cell_of(kind, length, agreement, support, place, form):
     """The cells of `detail`, `outline` and `sketch` a draft token belongs to, packed into one int64.
 
     Args:
@@ -137,6 +141,7 @@ def cell_of(kind, length, agreement, support, place):
         agreement: share of the vote the token got, in [0, 1].
         support: number of candidates behind it.
         place: its position in the draft.
+        form: how the request's last drafts began, in [0, FULL_FORM]; see `form_after`.
     """
     doubt = 1 - agreement
     level = (
@@ -157,15 +162,22 @@ def cell_of(kind, length, agreement, support, place):
     detail = (
         ((kind * COARSE + COARSE_OF[bucket]) * AGREEMENTS + level) * SUPPORTS + support
     ) * PLACES + place
-    outline = (kind * LENGTHS + bucket) * AGREEMENTS + level
-    sketch = level * PLACES + place
+    form = min(form * FORMS // FULL_FORM, FORMS - 1)
+    outline = ((kind * LENGTHS + bucket) * AGREEMENTS + level) * FORMS + form
+    sketch = (level * PLACES + place) * FORMS + form
     return (np.int64(detail) << 24) | (np.int64(outline) << 8) | np.int64(sketch)
+
+
+@kernel
+def form_after(form, right):
+    """The form when one more draft began right or not: a moving average over about four drafts."""
+    return form + ((FULL_FORM if right else 0) - form) // 4
 
 
 @kernel
 def acceptance(calibration, cell):
     """Probability that a draft token of this cell is accepted if those before it are."""
-    rate = _lean(calibration.sketch[cell & 255], PRIOR_ACCEPTANCE[(cell & 255) // PLACES], 4)
+    rate = _lean(calibration.sketch[cell & 255], PRIOR_ACCEPTANCE[(cell & 255) // (PLACES * FORMS)], 2)
     rate = _lean(calibration.outline[(cell >> 8) & 65535], rate, 8)
     return _lean(calibration.detail[cell >> 24], rate, 16)
 

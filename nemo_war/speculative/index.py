@@ -50,6 +50,7 @@ from nemo_war.speculative.calibration import (
     SIBLING,
     acceptance,
     cell_of,
+    form_after,
     learn,
     record,
     weight_of,
@@ -66,10 +67,11 @@ CATCH_UP = 64  # tokens of a prompt that are read before a turn's first draft,
 STRIDE = 4  # with a search after every so many
 
 # Columns of `Slots.state`.
-OWNER_ROW, GROUP_ID, KIN_ID, TRAJECTORY_EPOCH, TAIL, STORED, MODE, CONTEXT, CURSORS, DRAFTED, SHARED = range(
-    11
-)
-STATE_COLUMNS = 11
+(
+    OWNER_ROW, GROUP_ID, KIN_ID, TRAJECTORY_EPOCH, TAIL, STORED, MODE, CONTEXT, CURSORS, DRAFTED, SHARED,
+    FORM,
+) = range(12)  # fmt: skip
+STATE_COLUMNS = 12
 # Values of MODE: an unused slot; tokens are stored, for everybody or for itself; no room was left.
 IDLE, PUBLIC, SECLUDED, FULL = range(4)
 # Columns of `Slots.cursors`.
@@ -297,6 +299,8 @@ def _push_context(slots, slot, token):
 def _judge_draft(slots, slot, tokens, calibration):
     """Compare the last draft with the tokens int32[n] that came."""
     state = slots.state[slot]
+    if state[DRAFTED] > 0:
+        state[FORM] = form_after(state[FORM], slots.draft[slot, 0] == tokens[0])
     for index in range(min(state[DRAFTED], tokens.shape[0])):
         right = slots.draft[slot, index] == tokens[index]
         learn(calibration, slots.cells[slot, index], slots.predicted[slot, index], right)
@@ -395,6 +399,13 @@ def _swap_with_first(ballot, index):
 
 
 @kernel
+def _ends_output(arena, at):
+    """Whether what a model sampled ended with this position: no output goes on behind such a token."""
+    after = position_after(arena, at)
+    return is_sampled(arena, at) and after >= 0 and not is_sampled(arena, after)
+
+
+@kernel
 def _advance_candidates(arena, ballot, left):
     kept = 0
     for index in range(left):
@@ -431,13 +442,15 @@ def vote(arena, slots, slot, budget, epoch, calibration, ballot, survival):
         left = _keep_agreeing(arena, ballot, left, token)
         leader, at = cursors[ballot.cursor[0]], ballot.at[0]
         kind = kind_of_cursor(arena, state, leader, at)
-        cell = cell_of(kind, leader[LENGTH] + place, agreement, left, place)
+        cell = cell_of(kind, leader[LENGTH] + place, agreement, left, place, state[FORM])
         predicted = acceptance(calibration, cell)
         alive *= predicted
         if alive < SURVIVAL_FLOOR:
             return place
         slots.draft[slot, place], slots.cells[slot, place] = token, cell
         slots.predicted[slot, place], survival[place] = predicted, alive
+        if _ends_output(arena, at):
+            return place + 1
         left = _advance_candidates(arena, ballot, left)
     return budget
 

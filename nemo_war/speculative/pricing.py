@@ -21,9 +21,10 @@ import numpy as np
 
 from nemo_war.generation.step_time import StepLoad, StepTimeModel
 
-_MARGIN_ON, _MARGIN_OFF = 1.0, 1.02
-"""Goodput gain that drafting must promise while it is on and while it is off: a little hysteresis, as the
-model's error of a percent or two would otherwise switch it in every other step."""
+_MARGIN_ON, _MARGIN_OFF = 1.05, 1.1
+"""Goodput that drafting must promise, against none, while it is on and while it is off. The best of many
+guesses promises more than it keeps, a step that is longer for some is longer for all, those without a draft
+included, and a model's error of a few percent must not switch it at every step."""
 _CRITICAL = 2.0
 """Worth of a critical request's tokens: the step waits for it, so its time counts for more than its share."""
 _PROBE_EVERY = 256

@@ -8,7 +8,7 @@ import pytest
 from nemo_war.speculative import calibration as calibrations
 from nemo_war.speculative.history import SuffixHistory
 
-CELL = {"kind": 1, "length": 7, "agreement": 0.95, "support": 3, "place": 2}
+CELL = {"kind": 1, "length": 7, "agreement": 0.95, "support": 3, "place": 2, "form": 200}
 
 
 def predict(calibration: calibrations.Calibration, which: int) -> float:
@@ -64,11 +64,31 @@ def test_longer_matches_weigh_more_before_anything_was_learned():
 
 def test_every_cell_fits_its_table():
     calibration = calibrations.new_calibration()
-    top = cell(kind=11, length=999, agreement=1.0, support=999, place=999)
+    top = cell(kind=11, length=999, agreement=1.0, support=999, place=999, form=256)
     assert top >> 24 == len(calibration.detail) - 1
     assert (top >> 8) & 65535 == len(calibration.outline) - 1
     assert top & 255 == len(calibration.sketch) - 1
-    assert cell(kind=0, length=0, agreement=0.0, support=0, place=0) == 0
+    assert cell(kind=0, length=0, agreement=0.0, support=0, place=0, form=0) == 0
+
+
+def test_a_request_whose_drafts_keep_failing_is_believed_less_than_others():
+    calibration, failing, sure = calibrations.new_calibration(), cell(form=0), cell(form=256)
+    for _ in range(200):
+        calibrations.learn(calibration, sure, 0.5, True)
+        calibrations.learn(calibration, failing, 0.5, False)
+    elsewhere = {"length": 2, "support": 1}
+    assert predict(calibration, cell(form=0, **elsewhere)) < predict(calibration, cell(form=256, **elsewhere))
+    assert predict(calibration, failing) < predict(calibration, sure)
+
+
+def test_the_form_falls_with_wrong_drafts_and_rises_with_right_ones():
+    form = calibrations.FIRST_FORM
+    for _ in range(20):
+        form = calibrations.form_after(form, False)
+    assert form < calibrations.FULL_FORM // calibrations.FORMS
+    for _ in range(20):
+        form = calibrations.form_after(form, True)
+    assert form >= calibrations.FULL_FORM * 3 // 4
 
 
 def test_predictions_are_reliable_on_a_text_that_copies_with_errors():

@@ -15,7 +15,8 @@ PRIOR = StepTimePrior()
 
 def cpu(load: StepLoad) -> float:
     """A replica on one core, as measured: milliseconds."""
-    return 25 + 3.5 * load.requests + 1.4 * load.tokens + 2.0 * load.speculating + 1.0 * load.context / 1000
+    verifying = (load.drafts > 0) * (2.0 + 2.5 * load.requests) + 0.7 * load.drafts
+    return 25 + 3.5 * load.requests + 1.4 * load.tokens + verifying + 1.0 * load.context / 1000
 
 
 def loads(count: int, seed: int = 0) -> list[StepLoad]:
@@ -25,7 +26,7 @@ def loads(count: int, seed: int = 0) -> list[StepLoad]:
         requests = draw.randint(1, 16)
         drafts = draw.choice([0, draw.randint(1, 4 * requests)])
         prefill = draw.choice([0, 0, 0, draw.randint(1, 400)])
-        made.append(StepLoad(requests, requests + drafts + prefill, 500 * requests, drafts > 0))
+        made.append(StepLoad(requests, requests + drafts + prefill, 500 * requests, drafts))
     return made
 
 
@@ -35,9 +36,17 @@ def relative_error(model: StepTimeModel, truth, seed: int = 9) -> float:  # type
 
 def test_before_any_step_the_prior_is_believed() -> None:
     model = StepTimeModel(
-        StepTimePrior(base=10, per_request=1, per_token=0.5, per_kilotoken=2, speculating=3)
+        StepTimePrior(
+            base=10,
+            per_request=1,
+            per_token=0.5,
+            per_kilotoken=2,
+            speculating=3,
+            speculating_per_request=0.25,
+            per_draft_token=0.5,
+        )
     )
-    assert model.predict(StepLoad(4, 6, 2000, True)) == pytest.approx(10 + 4 + 3 + 4 + 3)
+    assert model.predict(StepLoad(4, 6, 2000, 2)) == pytest.approx(10 + 4 + 3 + 4 + 3 + 1 + 1)
 
 
 def test_a_wrong_prior_is_outweighed_within_a_few_hundred_steps() -> None:
@@ -72,7 +81,8 @@ def test_tokens_get_dearer_beyond_the_flat_part() -> None:
     draw = random.Random(3)
     for _ in range(600):
         requests = draw.randint(1, 128)
-        load = StepLoad(requests, requests + draw.randint(0, requests), 0, True)
+        drafts = draw.randint(0, requests)
+        load = StepLoad(requests, requests + drafts, 0, drafts)
         model.observe(load, roofline(load))
     low = np.diff(model.with_drafts(StepLoad(4, 4), 40))[1:].mean()
     high = np.diff(model.with_drafts(StepLoad(120, 120), 40))[1:].mean()
@@ -89,7 +99,7 @@ def test_with_drafts_is_the_prediction_with_that_many_tokens_more() -> None:
         times = model.with_drafts(base, 30)
         assert times[0] == pytest.approx(model.predict(base))
         for drafts in (1, 7, 30):
-            assert times[drafts] == pytest.approx(model.predict(StepLoad(3, tokens + drafts, 900, True)))
+            assert times[drafts] == pytest.approx(model.predict(StepLoad(3, tokens + drafts, 900, drafts)))
 
 
 @given(
@@ -103,7 +113,7 @@ def test_whatever_was_measured_no_cost_is_negative_or_infinite(
 ) -> None:
     model = StepTimeModel(PRIOR)
     for requests, extra, context, milliseconds in steps:
-        model.observe(StepLoad(requests, requests + extra, context, extra % 2 == 1), milliseconds)
+        model.observe(StepLoad(requests, requests + extra, context, extra * (extra % 2)), milliseconds)
     times = model.with_drafts(StepLoad(4, 4, 1000), 50)
     assert np.isfinite(times).all()
     assert (np.diff(times) >= 0).all()

@@ -102,12 +102,17 @@ def voted(history: SuffixHistory, slot: int, budget: int, epoch: int) -> tuple[l
             cursors[leader, suffixes.WRONG] > 0
         )
         length = int(cursors[leader, suffixes.LENGTH]) + len(tokens)
-        cell = calibrations.cell_of(kind, length, np.float32(share), len(left), len(tokens))
+        cell = calibrations.cell_of(
+            kind, length, np.float32(share), len(left), len(tokens), int(state[suffixes.FORM])
+        )
         alive *= float(calibrations.acceptance(calibration, cell))
         if alive < suffixes.SURVIVAL_FLOOR:
             break
         tokens.append(token)
         survival.append(alive)
+        after = int(suffixes.position_after(arena, at))
+        if suffixes.is_sampled(arena, at) and after >= 0 and not suffixes.is_sampled(arena, after):
+            break
         left = [(w, i, int(suffixes.position_after(arena, at))) for w, i, at in left]
         left = [each for each in left if each[2] >= 0]
     return tokens, survival
