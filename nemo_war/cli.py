@@ -1,4 +1,4 @@
-"""The command line: `nemo-war run | report | check`.
+"""The command line: `nemo-war run | report | replay-drafts | check`.
 
 Whatever a user can mend is one line on stderr and exit status 2; an interruption is
 130. The commands import their work when they are called, so that `--help` and `check`
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from nemo_war import __version__
+from nemo_war.config import MAX_DRAFT_TOKENS
 from nemo_war.errors import UserError
 
 USER_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
@@ -93,6 +94,27 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--json", action="store_true", help="print the summary as JSON")
     report.set_defaults(command=_report)
 
+    replay = _command(
+        commands,
+        "replay-drafts",
+        "measure acceptance on recorded trajectories, without an engine",
+        "runs/latest --plot drafts.svg",
+    )
+    replay.add_argument(
+        "traces", type=Path, nargs="+", metavar="TRACE",
+        help="tau-bench or NeMo-Gym recording, a folder of such, or the folder of a run",
+    )  # fmt: skip
+    replay.add_argument(
+        "--tokenizer", type=Path, metavar="DIR",
+        help="folder of the tokenizer for recordings of text (default: the bundled model's)",
+    )  # fmt: skip
+    replay.add_argument(
+        "--max-draft-tokens", type=int, default=12, metavar="N", help="longest draft (default: %(default)s)"
+    )
+    replay.add_argument("--plot", type=Path, metavar="FILE", help="also write the curves to an image")
+    replay.add_argument("--json", action="store_true", help="print the figures as JSON")
+    replay.set_defaults(command=_replay_drafts)
+
     check = _command(commands, "check", "print the resolved configuration, or what is wrong with it", _RECIPE)
     _add_config(check)
     check.add_argument("--json", action="store_true", help="print JSON rather than YAML")
@@ -142,6 +164,20 @@ def _report(arguments: argparse.Namespace) -> int:
     from nemo_war.report.main import report
 
     return report(arguments.run, as_json=arguments.json)
+
+
+def _replay_drafts(arguments: argparse.Namespace) -> int:
+    from nemo_war.generation.embedded.encoder import encoder
+    from nemo_war.report.drafts import replay_drafts
+    from nemo_war.speculative.workload import read_trace
+
+    limit = arguments.max_draft_tokens
+    if not 1 <= limit <= MAX_DRAFT_TOKENS:
+        raise UserError(f"--max-draft-tokens={limit}: allowed: 1 to {MAX_DRAFT_TOKENS}; try 12")
+    encode = encoder(arguments.tokenizer)
+    recorded = [each for path in arguments.traces for each in read_trace(path, encode)]
+    recorded.sort(key=lambda each: each.epoch)
+    return replay_drafts(recorded, max_draft_tokens=limit, as_json=arguments.json, plot=arguments.plot)
 
 
 def _check(arguments: argparse.Namespace) -> int:

@@ -1,6 +1,6 @@
 """Our suffix history and the stock suffix tree (arctic-inference) side by side, on the CPU.
 
-    python tools/bench_drafting.py TRACE... --tokenizer DIR [--history-tokens 8000000]
+    python tools/bench_drafting.py TRACE... [--tokenizer DIR] [--history-tokens 8000000]
 
 Prints tables, then one line of JSON:
 
@@ -32,11 +32,11 @@ from typing import Any
 import numpy as np
 
 from nemo_war.errors import UserError
+from nemo_war.generation.embedded.encoder import encoder
 from nemo_war.speculative.history import SuffixHistory, warm_up
-from nemo_war.speculative.workload import Recorded, read_recorded, synthetic_texts
+from nemo_war.speculative.replay import COSTS, THRESHOLDS, Replay, accepted_length, goodput
+from nemo_war.speculative.workload import Recorded, read_trace, synthetic_texts
 
-COSTS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
-THRESHOLDS = (0.02, 0.03, 0.05, 0.08, 0.12, 0.18, 0.25, 0.33, 0.42, 0.52, 0.62)
 DEPTHS = (24, 64)  # vLLM's default, and arctic-inference's own
 FACTORS = (1.0, 2.0, 4.0)
 FLOORS = (0.05, 0.1, 0.2, 0.35, 0.5)
@@ -48,40 +48,11 @@ LONG = 32_768
 Totals = dict[tuple[str, int], np.ndarray]
 
 
-def accepted(draft: np.ndarray, rest: np.ndarray) -> int:
-    """How many leading tokens agree."""
-    size = min(len(draft), len(rest))
-    differ = np.flatnonzero(draft[:size] != rest[:size])
-    return int(differ[0]) if len(differ) else size
-
-
 def replay_ours(recorded: list[Recorded], threshold: float, history_kept: bool = True) -> Totals:
     """Replay with drafts of up to 64 tokens, each as far as its survival reaches the threshold."""
-    history = SuffixHistory(max_tokens=4_000_000, max_draft=64, max_live=2)
     totals: Totals = defaultdict(lambda: np.zeros(3))
-    epoch, budget, counts = 0, np.array([64], np.int32), np.ones(1, np.int32)
-    for each in recorded:
-        if each.epoch != epoch:
-            epoch = each.epoch
-            history.advance_epoch(epoch)
-        if not history_kept:
-            history.clear()
-        text = np.zeros(0, np.int32)
-        for prompt, response in each.turns:
-            text = np.concatenate([text, prompt])
-            slot = np.array([history.begin(each.trajectory, each.group, epoch, text)], np.int32)
-            at = 1  # the first token comes out of the prefill
-            counts[0] = 1
-            history.extend(slot, response[None, :1], counts)
-            while at < len(response):
-                drafts = history.draft(slot, budget, epoch)
-                size = int((drafts.survival[0] >= threshold).sum())
-                counts[0] = min(accepted(drafts.tokens[0, :size], response[at:]) + 1, len(response) - at)
-                totals[each.group, epoch] += (1, size, counts[0])
-                history.extend(slot, response[None, at : at + counts[0]], counts)
-                at += counts[0]
-            history.end(int(slot[0]))
-            text = np.concatenate([text, response])
+    for each in Replay(threshold, max_draft=64, keep_history=history_kept).run(recorded):
+        totals[each.group, each.epoch] += (each.steps, each.drafted, each.tokens)
     return dict(totals)
 
 
@@ -113,7 +84,7 @@ def draft_everywhere(recorded: list[Recorded], depth: int) -> tuple[np.ndarray, 
                     draft = tree.speculate(
                         name, context, max_spec_tokens=depth, max_spec_factor=factor, min_token_prob=floor
                     ).token_ids
-                    row.append((len(draft), accepted(np.array(draft, np.int32), rest)))
+                    row.append((len(draft), accepted_length(np.array(draft, np.int32), rest)))
                 places.append(row)
             tree.add_active_response(name, response[-1:])
             tree.stop_request(name)
@@ -151,14 +122,9 @@ def summed(totals: Totals, half: set[str] | None = None) -> np.ndarray:
     return sum((value for (group, _), value in totals.items() if half is None or group in half), np.zeros(3))
 
 
-def goodput(total: np.ndarray, cost: float) -> float:
-    steps, drafted, tokens = total
-    return float(tokens / (steps + cost * drafted))
-
-
 def tuned(settings: dict[Any, Totals], cost: float, half: set[str] | None = None) -> Any:
     """The setting that is best on one half of the groups (None: on all)."""
-    return max(settings, key=lambda key: goodput(summed(settings[key], half), cost))
+    return max(settings, key=lambda key: goodput(*summed(settings[key], half), cost))
 
 
 def compare(name: str, recorded: list[Recorded]) -> dict[str, Any]:
@@ -175,7 +141,7 @@ def compare(name: str, recorded: list[Recorded]) -> dict[str, Any]:
         for train, test in (halves, halves[::-1]):
             keys = tuned(ours, cost, train), tuned(stock, cost, train)
             pairs.append(
-                (goodput(summed(ours[keys[0]], test), cost), goodput(summed(stock[keys[1]], test), cost))
+                (goodput(*summed(ours[keys[0]], test), cost), goodput(*summed(stock[keys[1]], test), cost))
             )
         mine, theirs = np.mean(pairs, axis=0)
         ratios[str(cost)] = round(float(np.mean([a / b for a, b in pairs])), 4)
@@ -249,7 +215,7 @@ def time_ours(texts: list[tuple[str, np.ndarray]], long: np.ndarray, steps: int)
         times.append(time.thread_time() - started)
         at += counts
         for row, (_, text) in enumerate(live):
-            right = accepted(drafts.tokens[row, : drafts.lengths[row]], text[at[row] :])
+            right = accepted_length(drafts.tokens[row, : drafts.lengths[row]], text[at[row] :])
             counts[row] = min(right + 1, 25)
     history.end(history.begin("long", "long", 0, long[:-200]))
     turn = median_ms(lambda _: history.end(history.begin("long", "long", 0, long)), repeats=1)
@@ -292,7 +258,7 @@ def time_stock(
             ).token_ids
             spent += time.thread_time() - started
             at[row] = end
-            counts[row] = min(accepted(np.array(draft, np.int32), text[end:]) + 1, 25)
+            counts[row] = min(accepted_length(np.array(draft, np.int32), text[end:]) + 1, 25)
         times.append(spent)
     turn = median_ms(lambda index: tree.start_request(f"long{index}", long), repeats=3)
     evict = median_ms(lambda index: tree.evict_cached_response(index * (len(stored) // 5)), repeats=5)
@@ -327,7 +293,7 @@ def main() -> int:
     parser.add_argument(
         "traces", nargs="*", type=Path, help="tau-bench or NeMo-Gym files; a folder is one trace"
     )
-    parser.add_argument("--tokenizer", type=Path, help="folder of a tokenizer, needed for traces")
+    parser.add_argument("--tokenizer", type=Path, help="folder of a tokenizer (default: the bundled one)")
     parser.add_argument(
         "--history-tokens", type=int, default=8_000_000, help="0 leaves the speed comparison out"
     )
@@ -346,10 +312,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     warm_up()
     result: dict[str, Any] = {"goodput_ratio": {}, "acceptance": {}}
     setting: tuple[float, ...] = (24, 1.0, 0.1, 24)
-    if options.traces and options.tokenizer is None:
-        raise UserError("--tokenizer is missing; name the folder of a tokenizer")
     for path in options.traces:
-        recorded = read_folder(path, options.tokenizer)
+        recorded = read_trace(path, encoder(options.tokenizer))
         found = compare(path.stem, recorded)
         result["goodput_ratio"][path.stem], result["acceptance"][path.stem] = (
             found["goodput_ratio"],
@@ -359,16 +323,6 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     if options.history_tokens:
         result |= compare_speed(options.history_tokens, options.steps, setting)
     return result
-
-
-def read_folder(path: Path, tokenizer_folder: Path) -> list[Recorded]:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(str(tokenizer_folder))
-    paths = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
-    encode = lambda text: tokenizer.encode(text, add_special_tokens=False)  # noqa: E731
-    recorded = [each for file in paths for each in read_recorded(file, encode)]
-    return sorted(recorded, key=lambda each: each.epoch)
 
 
 if __name__ == "__main__":
