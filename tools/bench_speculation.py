@@ -30,7 +30,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 
@@ -48,7 +48,9 @@ from nemo_war.speculative.pricing import DraftPricer
 
 MODULE = "tools.bench_speculation"  # `__name__` is `__main__` here, and workers import it
 BATCHES = (1, 4, 16, 32)
-TOKENS = 64
+TOKENS = (40, 88)  # of a turn, drawn; equal lengths would keep a batch in lockstep, as no real one is
+DIALOGUES = {1: 4, 4: 12}
+"""Of a cell at these batches, so that its end, with places empty, counts little; elsewhere one for each."""
 ENGINE = {
     "block_size": 32,
     "max_model_len": 1024,
@@ -59,10 +61,24 @@ ENGINE = {
     "enable_prefix_caching": True,
     "dtype": "bfloat16",
 }
-CPU_PRIOR = StepTimePrior(base=25, per_request=3, per_token=1.4, per_kilotoken=1, speculating=1)
+CPU_PRIOR = StepTimePrior(
+    base=25, per_request=1, per_token=1.6, per_draft_token=0.8, per_kilotoken=1,
+    speculating=2, speculating_per_request=2,
+)  # fmt: skip
 WAR = WarConfig(speculative=SpeculativeConfig(max_draft_tokens=12, step_time_prior=CPU_PRIOR))
-KEYS = ["alpha", "beta", "gamma", "delta", "port", "host", "size", "mode", "user", "path", "depth", "width"]
+SETTINGS = [f"{a}_{b}" for a in ("alpha", "beta", "gamma", "port", "host") for b in ("size", "mode", "path")]
 TOPICS = ["the sea", "a train", "winter", "bread", "a lighthouse", "the market", "an old clock", "a garden"]
+
+
+class DialogueTurn(NamedTuple):
+    """The messages that are new in a turn, the tokens to sample, and how the answer is made to begin."""
+
+    messages: list[dict[str, str]]
+    tokens: int
+    begun: str = ""
+
+
+Dialogue = list[DialogueTurn]
 
 
 class CompatExtension(RefitExtension):
@@ -125,28 +141,39 @@ def specs(folder: str) -> dict[str, EngineSpec]:
     return made
 
 
-def copy_heavy(number: int) -> list[list[dict[str, str]]]:
-    """Two turns: print a file with a line changed, then again with another one."""
+def copy_heavy(number: int) -> Dialogue:
+    """An agent that edits a file and prints it, two more turns; answers are begun, as forced calls are."""
     draw = random.Random(f"copy/{number}")
-    lines = [f"{key} = {draw.randint(2, 99)}" for key in draw.sample(KEYS, 8)]
-    first = (
-        f"Change `{lines[2]}` to `{lines[2]}0`.\nPrint the whole file.\n```\n" + "\n".join(lines) + "\n```"
-    )
-    second = f"Now change `{lines[5]}` to `{lines[5]}1` as well. Print the whole file again."
-    return [[{"role": "user", "content": first}], [{"role": "user", "content": second}]]
+    lines = [f"{name} = {draw.randint(2, 99)}" for name in draw.sample(SETTINGS, 10)]
+
+    def printed() -> str:
+        return "```\n" + "\n".join(lines) + "\n```"
+
+    def edit() -> dict[str, str]:
+        row = draw.randrange(1, len(lines))
+        before, lines[row] = lines[row], f"{lines[row].split(' =')[0]} = {draw.randint(2, 99)}"
+        return user(f"Change `{before}` to `{lines[row]}` and print the whole file again.")
+
+    begun = f"```\n{lines[0]}\n"
+    given = [user(f"Here is a file.\n{printed()}\nPrint it."), assistant(printed())]
+    given += [edit(), assistant(printed())]
+    length = lambda: draw.randint(*TOKENS)  # noqa: E731
+    return [DialogueTurn([*given, edit()], length(), begun), DialogueTurn([edit()], length(), begun)]
 
 
-def non_copy(number: int) -> list[list[dict[str, str]]]:
+def non_copy(number: int) -> Dialogue:
     """One turn of free text."""
     draw = random.Random(f"free/{number}")
-    return [
-        [
-            {
-                "role": "user",
-                "content": f"Write a short story about {draw.choice(TOPICS)} and the number {number}.",
-            }
-        ]
-    ]
+    story = f"Write a short story about {draw.choice(TOPICS)} and the number {number}."
+    return [DialogueTurn([user(story)], draw.randint(*TOKENS))]
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
 
 
 SETS = {"copy": copy_heavy, "free": non_copy}
@@ -160,12 +187,16 @@ class Bench:
     async def cell(
         self, engine: str, name: str, batch: int, round_number: int
     ) -> tuple[float, dict[str, int]]:
-        """Seconds for `batch` dialogues at once, and what the drafter counted."""
-        fleet, scheduler = self._fleets[engine], Sticky()
+        """Seconds for a cell's dialogues, `batch` at a time, and what the drafter counted."""
+        fleet, scheduler, places = self._fleets[engine], Sticky(), asyncio.Semaphore(batch)
         before = await fleet.ask_one(0, "statistics")
         started = time.perf_counter()
-        dialogues = [self._dialogue(fleet, scheduler, name, batch, round_number, i) for i in range(batch)]
-        await asyncio.gather(*dialogues)
+
+        async def one(index: int) -> None:
+            async with places:
+                await self._dialogue(fleet, scheduler, name, batch, round_number, index)
+
+        await asyncio.gather(*map(one, range(DIALOGUES.get(batch, batch))))
         seconds = time.perf_counter() - started
         after = await fleet.ask_one(0, "statistics")
         return seconds, {key: after[key] - before[key] for key in after}
@@ -175,26 +206,30 @@ class Bench:
     ) -> None:
         # Half of the prompts of a round are new, half return from earlier ones, as prompts do in RL.
         number = 1000 * batch + (index if index % 2 else 100 * round_number + index)
-        turns = SETS[name](number)
         trajectory = f"{name}/{batch}/{round_number}/{index}"
-        tokens = self._chat.prompt(turns[0])
-        for turn_number, messages in enumerate(turns):
-            if turn_number:
-                tokens = tokens + self._chat.observation(messages[0], after_eos=False)
+        tokens: list[int] = []
+        for turn_number, (messages, length, begun) in enumerate(SETS[name](number)):
+            fresh = (
+                self._chat.observation(messages[0], after_eos=False)
+                if tokens
+                else self._chat.prompt(messages)
+            )
+            tokens += fresh + self._chat.encode(begun)
             metadata = TurnMetadata(trajectory, f"{name}/{number}", turn_number)
-            turn = Turn(tuple(tokens), metadata, TOKENS, TOKENS, ignore_eos=True)
+            turn = Turn(tuple(tokens), metadata, length, length, ignore_eos=True)
             _, answer = await fleet.generate(turn, scheduler)
-            tokens = tokens + list(answer.tokens)
+            tokens += answer.tokens
 
-    async def falling_load(self, engine: str, round_number: int) -> list[float]:
-        """Seconds from 32 running to 8, and from 8 to the end, of turns of growing length."""
+    async def falling_load(self, engine: str, run: int) -> list[float]:
+        """Seconds from 32 running to 8, and from 8 to the end, of turns of growing length; each run's own."""
         fleet, scheduler = self._fleets[engine], Sticky()
         started, finished = time.perf_counter(), []
 
         async def one(index: int) -> None:
-            prompt = tuple(self._chat.prompt(copy_heavy(50_000 + 32 * round_number + index)[0]))
+            messages, _, begun = copy_heavy(50_000 + 32 * run + index)[0]
+            prompt = tuple(self._chat.prompt(messages) + self._chat.encode(begun))
             length = 32 if index < 24 else 32 + 24 * (index - 23)
-            metadata = TurnMetadata(f"fall/{round_number}/{index}", f"fall/{index}")
+            metadata = TurnMetadata(f"fall/{run}/{index}", f"fall/{run}/{index}")
             await fleet.generate(Turn(prompt, metadata, length, length, ignore_eos=True), scheduler)
             finished.append(time.perf_counter() - started)
 
@@ -202,7 +237,7 @@ class Bench:
         return [finished[23], finished[-1] - finished[23]]
 
 
-async def measure(repeats: int, batches: Sequence[int]) -> dict[str, Any]:
+async def measure(repeats: int, batches: Sequence[int], falling: bool) -> dict[str, Any]:
     from transformers import AutoTokenizer
 
     folder = model.resolve(model.BUNDLED, print)
@@ -215,7 +250,8 @@ async def measure(repeats: int, batches: Sequence[int]) -> dict[str, Any]:
         bench = Bench(fleets, Chat(AutoTokenizer.from_pretrained(folder)))
         await cells(bench, fleets, 1, batches[:1], warm_up=True)
         result = await cells(bench, fleets, repeats, batches)
-        result["phases"] = await phases(bench, fleets, repeats)
+        if falling:
+            result["phases"] = await phases(bench, fleets, repeats)
         return result
     finally:
         await asyncio.gather(*(fleet.stop() for fleet in fleets.values()))
@@ -277,13 +313,17 @@ def judge(
 
 
 async def phases(bench: Bench, fleets: dict[str, Fleet], repeats: int) -> dict[str, Any]:
-    """A load that falls from 32 to 1: ours against the better of never and always drafting."""
+    """A load that falls from 32 to 1: ours against the better of never and always drafting.
+
+    All three run in one engine; one more run before them warms it up.
+    """
     sides: dict[str, list[list[float]]] = {"off": [], "on": [], "ours": []}
+    await bench.falling_load("ours", -1)
     for repeat in range(repeats):
-        for side in list(sides)[repeat % 3 :] + list(sides)[: repeat % 3]:
+        for turn, side in enumerate(list(sides)[repeat % 3 :] + list(sides)[: repeat % 3]):
             await fleets["ours"].ask("enable_drafting", side != "off")
             await fleets["ours"].ask("call", "bench_force", side == "on")
-            sides[side].append(await bench.falling_load("ours", repeat))
+            sides[side].append(await bench.falling_load("ours", 3 * repeat + turn))
     medians = {
         side: [statistics.median(column) for column in zip(*runs, strict=True)]
         for side, runs in sides.items()
@@ -317,20 +357,21 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--no-phases", action="store_true", help="leave the falling load out")
     parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
     arguments = parser.parse_args()
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
-    root = str(Path(__file__).parents[1])
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
     ray.init(
         address="local",
         include_dashboard=False,
         log_to_driver=False,
         logging_level="error",
         object_store_memory=2**28,
-        runtime_env={"env_vars": {"PYTHONPATH": root}},
+        runtime_env={"env_vars": {"PYTHONPATH": path}},
     )
     try:
-        result = asyncio.run(measure(arguments.repeats, arguments.batches))
+        result = asyncio.run(measure(arguments.repeats, arguments.batches, not arguments.no_phases))
     finally:
         ray.shutdown()
     print(table(result))

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import resource
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
 from nemo_war.generation.extension import WarExtension
 
 
@@ -17,6 +23,42 @@ class TestExtension(WarExtension):
 
         ours = compat.expand_batch_to_tokens
         rejection_sampler.expand_batch_to_tokens = ours.replaces if broken else ours  # type: ignore[attr-defined]
+
+    def war_test_mute_critical(self) -> None:
+        """Draft nothing for critical turns, so that plain rows stand among speculating ones."""
+        pricer = self.model_runner.drafter.pricer
+        choose = pricer.choose
+        pricer.choose = lambda load, survival, lengths, critical: np.where(
+            critical, 0, choose(load, survival, lengths, critical)
+        )
+
+    def war_test_watch(self) -> None:
+        """Count from now on how often requests come back after a preemption."""
+        drafter = self.model_runner.drafter
+        propose = drafter.propose
+        self.returns, away, last = 0, set(), set()
+
+        def watch(*args: Any, **kwargs: Any) -> list[list[int]]:
+            nonlocal last
+            now = set(self.model_runner.input_batch.req_ids)
+            away.update(last - now)
+            self.returns += len(away & now)
+            away.difference_update(now)
+            last = now
+            return propose(*args, **kwargs)
+
+        drafter.propose = watch
+
+    def war_test_returns(self) -> int:
+        """Requests that came back since `war_test_watch`."""
+        return self.returns
+
+    def war_test_check(self) -> dict[str, int]:
+        """Check the history, and say how much memory the process has."""
+        drafter = self.model_runner.drafter
+        drafter.history.check_integrity()
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return {"resident": pages * resource.getpagesize(), "live": len(drafter._live)}
 
 
 class NotOurs:

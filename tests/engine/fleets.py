@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nemo_war.config import RefitConfig, WarConfig
 from nemo_war.generation.embedded.engine import EngineSpec
@@ -43,6 +43,56 @@ class Pinned:
         return Placement(self._replica, turn.metadata.trajectory)
 
     def finish(self, placement: Placement) -> None: ...
+
+
+class RawReplica(Replica):
+    """Takes any sampling parameters, as a client of vLLM's own server may send them."""
+
+    async def raw(
+        self, prompt: Sequence[int], options: dict[str, Any], metadata: TurnMetadata
+    ) -> list[RawAnswer]:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+        if "json" in options:
+            schema = {key: value for key, value in options.items() if key == "json"}
+            options = {key: value for key, value in options.items() if key != "json"}
+            options["structured_outputs"] = StructuredOutputsParams(**schema)
+        whole = RequestOutputKind.FINAL_ONLY  # or the `n` completions come one by one
+        params = SamplingParams(extra_args=metadata.to_extra_args(), output_kind=whole, **options)
+        async for output in self._engine.generate(
+            {"prompt_token_ids": list(prompt)}, params, metadata.trajectory
+        ):
+            last = output
+        return [
+            RawAnswer(tuple(each.token_ids), each.text, str(each.finish_reason), len(each.logprobs or ()))
+            for each in last.outputs
+        ]
+
+    async def ranks(self, method: str) -> list[Any]:
+        """A worker method's answer from every rank."""
+        return list(await self._engine.collective_rpc(method))
+
+
+class RawAnswer(NamedTuple):
+    tokens: tuple[int, ...]
+    text: str
+    finish_reason: str
+    logprobs: int
+
+
+async def raw(
+    on: Fleet,
+    prompt: Sequence[int],
+    *,
+    replica: int = 0,
+    group: str = "g",
+    critical: bool = False,
+    **options: Any,
+) -> list[RawAnswer]:
+    """One request with these sampling parameters."""
+    metadata = TurnMetadata(f"t{next(_names)}", group, critical=critical)
+    return await on.ask_one(replica, "raw", prompt, options, metadata)
 
 
 @asynccontextmanager

@@ -9,17 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import pytest_asyncio
-from scipy import stats
 
 from nemo_war.config import SpeculativeConfig, WarConfig
 from nemo_war.generation.embedded.fleet import Fleet
 from nemo_war.generation.embedded.turn import Answer
 from tests.engine.fleets import begun_copy, copy_prompt, fleet, sample, statistics
+from tests.engine.statistics import LEVEL, g_test
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
-LEVEL = 1e-3
-"""Of the whole test: a lossless engine fails one run in a thousand."""
 SAMPLES = 320
 """Per prompt and side; with two prompts and four positions, 2,560 next tokens of each side are compared."""
 TOKENS = 5
@@ -97,15 +95,3 @@ async def compare(two: Fleet, prompts: Sequence[list[int]], samples: int = SAMPL
             counts = [Counter(answer.tokens[position] for answer in side) for side in sides]
             p_values.append(g_test(*counts))
     return p_values
-
-
-def g_test(a: Counter[int], b: Counter[int], least: int = 10) -> float:
-    """p-value of two samples being of one distribution; rare tokens are pooled."""
-    common = [token for token in a | b if a[token] + b[token] >= least]
-    table = np.array(
-        [[side[token] for token in common] + [side.total() - sum(side[t] for t in common)] for side in (a, b)]
-    )
-    table = table[:, table.sum(axis=0) > 0]
-    if table.shape[1] < 2:
-        return 1.0
-    return float(stats.chi2_contingency(table, lambda_="log-likelihood").pvalue)
