@@ -6,9 +6,15 @@ recipe. Nothing after it reads raw dicts.
 
 from __future__ import annotations
 
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+MAX_DRAFT_TOKENS = 64
+
+AbsolutePath = Annotated[Path, AfterValidator(lambda path: path.expanduser().absolute())]
+"""A path that other processes will open too, wherever they run."""
 
 
 class StrictModel(BaseModel):
@@ -26,6 +32,23 @@ class HistoryConfig(StrictModel):
     max_epochs: int | None = Field(
         None, ge=1, description="Forget trajectories older than this many policy epochs."
     )
+    max_group_share: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Share of max_tokens that one group's finished trajectories may hold.",
+    )
+    restore: AbsolutePath | None = Field(
+        None, description="History to start with: a file, or the folder of a run that kept one."
+    )
+    empty_if_damaged: bool = Field(
+        False, description="Start with an empty history where `restore` is missing or damaged; false: fail."
+    )
+
+    @property
+    def max_group_tokens(self) -> int | None:
+        """`max_group_share` in tokens."""
+        return None if self.max_group_share is None else int(self.max_group_share * self.max_tokens)
 
 
 class StepTimePrior(StrictModel):
@@ -37,15 +60,21 @@ class StepTimePrior(StrictModel):
     base: float = Field(15.0, ge=0, description="Any step.")
     per_request: float = Field(0.05, ge=0, description="Each request in it.")
     per_token: float = Field(0.02, ge=0, description="Each token computed, drafted ones included.")
+    per_draft_token: float = Field(0.01, ge=0, description="Each draft token on top, to sample from it.")
     per_kilotoken: float = Field(0.02, ge=0, description="Each thousand tokens of context attended to.")
     speculating: float = Field(0.5, ge=0, description="Verifying any draft at all.")
+    speculating_per_request: float = Field(
+        0.02, ge=0, description="Each request of a step that verifies drafts, its own or others'."
+    )
 
 
 class SpeculativeConfig(StrictModel):
     """Suffix decoding: completed and running trajectories are the drafts."""
 
     enabled: bool = Field(True, description="False leaves vLLM's engine as it is: no proposer, no history.")
-    max_draft_tokens: int = Field(12, ge=1, le=64, description="Longest draft of one request in one step.")
+    max_draft_tokens: int = Field(
+        12, ge=1, le=MAX_DRAFT_TOKENS, description="Longest draft of one request in one step."
+    )
     max_running: int | None = Field(
         None,
         ge=0,

@@ -83,6 +83,19 @@ class WarExtension(RefitExtension):
         """Final lengths of trajectories, in tokens."""
         self.model_runner.drafter.commit(lengths)
 
+    def war_save_history(self, path: str) -> None:
+        """Write the history to a file; only the rank that drafts has one."""
+        if self.model_runner.drafter.drafts:
+            self.model_runner.drafter.history.save(path)
+
+    def war_restore_history(self, path: str, empty_if_damaged: bool) -> int:
+        """Learn from the history of an earlier run; return how many trajectories it had."""
+        return self.model_runner.drafter.restore(path, empty_if_damaged)
+
+    def war_reliability(self) -> list[tuple[float, float, int]]:
+        """(mean prediction, observed acceptance, draft tokens) by decile of the prediction."""
+        return self.model_runner.drafter.history.reliability()
+
     def war_clear_history(self) -> None:
         """Start from an empty history."""
         self.model_runner.drafter.clear_history()

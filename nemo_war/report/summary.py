@@ -20,7 +20,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nemo_war.telemetry.records import Pass, Record, RefitRecord, ReplicaRecord, StepRecord, TurnRecord
+from nemo_war.telemetry.records import (
+    Pass,
+    Record,
+    RefitRecord,
+    ReliabilityRecord,
+    ReplicaRecord,
+    StepRecord,
+    TurnRecord,
+)
 
 SCHEMA = 1
 MODES = ("baseline", "sticky", "war")
@@ -43,6 +51,7 @@ class PassRecords:
     replicas: tuple[ReplicaRecord, ...]
     steps: tuple[StepRecord, ...]
     refits: tuple[RefitRecord, ...]
+    reliability: tuple[ReliabilityRecord, ...] = ()
 
     @classmethod
     def of(cls, run: Pass, records: Sequence[Record]) -> PassRecords:
@@ -53,6 +62,7 @@ class PassRecords:
             replicas=tuple(r for r in records if isinstance(r, ReplicaRecord)),
             steps=tuple(r for r in records if isinstance(r, StepRecord)),
             refits=tuple(r for r in records if isinstance(r, RefitRecord)),
+            reliability=tuple(r for r in records if isinstance(r, ReliabilityRecord)),
         )
 
     @property
@@ -106,6 +116,7 @@ def summarize(records: Iterable[Record], damage: Sequence[str] = ()) -> Json:
         "invariants": invariants,
         "refits": [_refit(refit) for p in passes for refit in p.refits],
         "history": _history(passes),
+        "reliability": _reliability(passes),
         "ab": _alternation(live),
         "notes": [*notes, *set_aside],
         "damage": list(damage),
@@ -372,13 +383,40 @@ def _refit(refit: RefitRecord) -> Json:
 
 def _history(passes: Sequence[PassRecords]) -> Json | None:
     """The fullest replica at the end of WAR's live run, or of its last fixed pass; None without WAR."""
-    groups = [p for p in passes if p.run.mode == "war" and p.replicas]
-    if not groups:
+    chosen = _last_of_war(passes)
+    if chosen is None:
         return None
     # Replicas may hold copies of the same tokens, so their histories do not add up.
-    records = max(groups, key=lambda p: (p.run.phase == "live", p.run.repeat)).replicas
-    last = {record.replica: record for record in records}.values()
+    last = {record.replica: record for record in chosen.replicas}.values()
     return {"tokens": max(r.history_tokens for r in last), "epochs": max(r.history_epochs for r in last)}
+
+
+def _reliability(passes: Sequence[PassRecords]) -> list[Json]:
+    """Points of the drafters' reliability curve at the same end, all replicas together."""
+    chosen = _last_of_war(passes)
+    records = chosen.reliability if chosen else ()
+    end = max((record.step for record in records), default=0)
+    deciles: dict[int, list[ReliabilityRecord]] = defaultdict(list)
+    for record in records:
+        if record.step == end:
+            deciles[min(int(record.predicted * 10), 9)].append(record)
+    points = []
+    for _, group in sorted(deciles.items()):
+        tokens = sum(r.draft_tokens for r in group)
+        points.append(
+            {
+                "predicted": _ratio(sum(r.predicted * r.draft_tokens for r in group), tokens),
+                "observed": _ratio(sum(r.observed * r.draft_tokens for r in group), tokens),
+                "draft_tokens": tokens,
+            }
+        )
+    return points
+
+
+def _last_of_war(passes: Sequence[PassRecords]) -> PassRecords | None:
+    """WAR's live run, or its last fixed pass."""
+    groups = [p for p in passes if p.run.mode == "war" and p.replicas]
+    return max(groups, key=lambda p: (p.run.phase == "live", p.run.repeat), default=None)
 
 
 def _alternation(live: Sequence[PassRecords]) -> Json | None:

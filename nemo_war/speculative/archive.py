@@ -12,7 +12,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +22,10 @@ from nemo_war.errors import UserError
 
 MAGIC = b"nemo_war suffix history "
 VERSION = b"1"
+FOLDER = "history"
+"""Where a run keeps its histories, below its own folder."""
+SUFFIX = ".suffixes"
+_RESTORED = "restored/"
 
 
 class Sequence(NamedTuple):
@@ -72,6 +76,42 @@ class Sequences:
             yield Sequence(
                 name, self.groups[index], int(self.epochs[index]), self.tokens[span], self.sampled[span]
             )
+
+
+def find_archives(path: Path) -> list[Path]:
+    """The history files that a path means: itself, those in the folder, or those that the run in it kept.
+
+    Raises:
+        UserError: there is none.
+    """
+    if path.is_file():
+        return [path]
+    folder = path / FOLDER if (path / FOLDER).is_dir() else path
+    found = sorted(folder.glob(f"*{SUFFIX}"))
+    if not found:
+        raise UserError(f"suffix history {path}: no {SUFFIX} file there; name one, or the folder of a run")
+    return found
+
+
+def as_restored(sequences: Sequences, newest_epoch: int) -> Sequences:
+    """The sequences of an earlier run: renamed, as runs name theirs alike, and with epochs of this one.
+
+    Args:
+        sequences: what was read.
+        newest_epoch: what the newest of its epochs becomes; older ones keep their distance.
+    """
+    shift = newest_epoch - int(max(sequences.epochs, default=newest_epoch))
+    names = [
+        name if name.startswith(_RESTORED) else _RESTORED + _digest(name, group, epoch)
+        for name, group, epoch in zip(
+            sequences.trajectories, sequences.groups, sequences.epochs.tolist(), strict=True
+        )
+    ]
+    return replace(sequences, epochs=sequences.epochs + np.int32(shift), trajectories=tuple(names))
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
 
 
 def write_archive(path: str, sequences: Sequences) -> None:

@@ -10,16 +10,25 @@ One thread at a time may use an object. The calls that work on a batch release t
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from nemo_war.errors import UserError
 from nemo_war.speculative import arena as pages
 from nemo_war.speculative import calibration as calibrations
 from nemo_war.speculative import index as suffixes
-from nemo_war.speculative.archive import Sequence, Sequences, read_archive, write_archive
+from nemo_war.speculative.archive import (
+    Sequence,
+    Sequences,
+    as_restored,
+    find_archives,
+    read_archive,
+    write_archive,
+)
+from nemo_war.speculative.retention import Retention, Trajectory
 
 
 class Drafts(NamedTuple):
@@ -48,30 +57,6 @@ class HistoryStats:
     evictions: int
 
 
-@dataclass(slots=True)
-class Trajectory:
-    """One stored trajectory; `tail` and `stored` are those of its slot while it is live.
-
-    Attributes:
-        row: number that signs its pages.
-        group_id: number of its group; `kin_id` is the same unless it is secluded.
-        tail: last page, NONE if no token is stored.
-        stored: tokens that are stored, from the first on.
-        slot: its slot while a turn runs, else NONE.
-    """
-
-    name: str
-    group: str
-    epoch: int
-    learn: bool
-    row: int
-    group_id: int
-    kin_id: int
-    tail: int = pages.NONE
-    stored: int = 0
-    slot: int = pages.NONE
-
-
 class SuffixHistory:
     """Bounded store of trajectories and the drafts that come from it.
 
@@ -80,7 +65,12 @@ class SuffixHistory:
     """
 
     def __init__(
-        self, max_tokens: int, max_draft: int, max_epochs: int | None = None, max_live: int = 1024
+        self,
+        max_tokens: int,
+        max_draft: int,
+        max_epochs: int | None = None,
+        max_live: int = 1024,
+        max_group_tokens: int | None = None,
     ) -> None:
         """Take all memory now.
 
@@ -89,9 +79,10 @@ class SuffixHistory:
             max_draft: longest draft.
             max_epochs: forget trajectories that no turn of the last so many epochs continued.
             max_live: turns that can run at once; for those beyond there are no drafts.
+            max_group_tokens: tokens that the ended trajectories of one group may hold together.
         """
         self.max_draft, self.max_epochs, self.max_live = max_draft, max_epochs, max_live
-        self._max_tokens = max_tokens
+        self._max_tokens, self._max_group_tokens = max_tokens, max_group_tokens
         self._tokens = np.zeros((max_live, max_draft), np.int32)
         self._lengths = np.zeros(max_live, np.int32)
         self._survival = np.zeros((max_live, max_draft), np.float32)
@@ -107,10 +98,8 @@ class SuffixHistory:
         self._arena = pages.new_arena(self._max_tokens)
         self._slots = suffixes.new_slots(self.max_live, self.max_draft)
         self._free_slots = list(range(self.max_live - 1, -1, -1))
-        self._trajectories: dict[str, Trajectory] = {}
-        self._ended: OrderedDict[str, Trajectory] = OrderedDict()
+        self._retention = Retention(self._max_group_tokens)
         self._in_slot: dict[int, Trajectory] = {}
-        self._groups: dict[str, list[int]] = {}
 
     def begin(self, trajectory: str, group: str, epoch: int, tokens: np.ndarray, learn: bool = True) -> int:
         """A turn starts, or comes back after a preemption.
@@ -129,10 +118,11 @@ class SuffixHistory:
             A slot for the other calls, or -1 (which they all ignore) if `max_live` turns run.
         """
         tokens = np.array(tokens, np.int32)  # a copy, since kernels are not compiled for read-only arrays
-        known = self._trajectories.get(trajectory)
+        known = self._retention.get(trajectory)
+        is_new = known is None
         if known is None:
             known = self._new_trajectory(trajectory, group, epoch, learn)
-        if known.slot == pages.NONE and not self._enter(known):
+        if known.slot == pages.NONE and not self._enter(known, is_new=is_new):
             return pages.NONE
         known.epoch = max(epoch, known.epoch)
         shared = self._store(known, tokens)
@@ -182,10 +172,12 @@ class SuffixHistory:
             int(state[suffixes.STORED]),
             pages.NONE,
         )
+        known.form = int(state[suffixes.FORM])
         state[suffixes.MODE] = suffixes.IDLE
         self._free_slots.append(slot)
         if known.learn and known.stored:
-            self._ended[known.name] = known
+            for surplus in self._retention.retire(known):
+                self._evict(surplus)
         else:
             self._remove(known)
 
@@ -194,7 +186,7 @@ class SuffixHistory:
 
         A live turn goes on from there. A name that is not known is ignored.
         """
-        known = self._trajectories.get(trajectory)
+        known = self._retention.get(trajectory)
         if known is None:
             return
         live = known.slot != pages.NONE
@@ -210,7 +202,6 @@ class SuffixHistory:
                     known, recent, int(pages.shared_depth(self._arena, known.tail)), complete=True
                 )
             elif not known.stored:
-                del self._ended[trajectory]
                 self._remove(known)
 
     def advance_epoch(self, epoch: int) -> None:
@@ -218,7 +209,7 @@ class SuffixHistory:
         calibrations.soften(self.calibration)
         if self.max_epochs is None:
             return
-        for known in [each for each in self._ended.values() if each.epoch < epoch - self.max_epochs]:
+        for known in [each for each in self._retention.ended() if each.epoch < epoch - self.max_epochs]:
             self._evict(known)
 
     def stats(self) -> HistoryStats:
@@ -227,8 +218,8 @@ class SuffixHistory:
         arrays = (*self._arena, *self._slots, *self.calibration)
         return HistoryStats(
             tokens=int(self._arena.pages[:, pages.FILL].sum() - self._arena.pages[free, pages.FILL].sum()),
-            trajectories=len(self._trajectories),
-            epochs=len({each.epoch for each in self._trajectories.values()}),
+            trajectories=len(self._retention),
+            epochs=len({each.epoch for each in self._retention.all()}),
             bytes=sum(array.nbytes for array in arrays),
             evictions=self._evictions,
         )
@@ -256,7 +247,7 @@ class SuffixHistory:
         """
         taken = 0
         for each in sequences.rows():
-            known = self._trajectories.get(each.trajectory)
+            known = self._retention.get(each.trajectory)
             if known is not None and (known.slot != pages.NONE or known.stored >= len(each.tokens)):
                 continue
             slot = self.begin(each.trajectory, each.group, each.epoch, each.tokens)
@@ -271,17 +262,34 @@ class SuffixHistory:
         """Write all sequences to a file of mode 0600 that is complete or not there."""
         write_archive(path, self.export_sequences())
 
-    def load(self, path: str) -> int:
-        """Take in the sequences of a file; return how many.
+    def load(self, path: str, vocabulary: int, epoch: int = 0) -> int:
+        """Take in the sequences of a file, or of those in a folder, as an earlier run's.
+
+        Args:
+            path: see `archive.find_archives`.
+            vocabulary: token ids of the model that drafts; a draft beyond it would break the engine.
+            epoch: policy epoch now; what was newest then is as old as what is sampled now.
+
+        Returns:
+            How many were taken in.
 
         Raises:
-            UserError: there is no such file, it is damaged, or it is something else.
+            UserError: there is no such file, one is damaged or something else, or its tokens are
+                another model's. Nothing was taken in then.
         """
-        return self.import_sequences(read_archive(path))
+        files = find_archives(Path(path))
+        read = [read_archive(str(file)) for file in files]
+        for file, sequences in zip(files, read, strict=True):
+            if sequences.tokens.min(initial=0) < 0 or sequences.tokens.max(initial=0) >= vocabulary:
+                raise UserError(
+                    f"suffix history {file}: it has tokens beyond this model's vocabulary of {vocabulary}; "
+                    "name one that was kept with this model"
+                )
+        return sum(self.import_sequences(as_restored(sequences, epoch)) for sequences in read)
 
     def check_integrity(self) -> None:
         """Raise AssertionError, with the reason, if the structures contradict each other."""
-        known = list(self._trajectories.values())
+        known = list(self._retention.all())
         ends = [self._end_of(each) for each in known]
         tails = np.array([tail for tail, _ in ends if tail != pages.NONE], np.int64)
         pages.check_arena(self._arena, tails)
@@ -294,30 +302,23 @@ class SuffixHistory:
                 raise AssertionError(
                     f"suffix history: {each.name} should have {stored} tokens, its pages {length}"
                 )
-            if (each.slot == pages.NONE) == (each.name not in self._ended):
-                raise AssertionError(f"suffix history: {each.name} is neither live nor evictable, or both")
-        counts: dict[str, int] = {}
-        for each in known:
-            counts[each.group] = counts.get(each.group, 0) + 1
-        if counts != {group: count for group, (_, count) in self._groups.items()}:
-            raise AssertionError("suffix history: the groups' members do not add up")
+        self._retention.check_integrity()
 
     def _new_trajectory(self, name: str, group: str, epoch: int, learn: bool) -> Trajectory:
         self._rows += 2
-        entry = self._groups.setdefault(group, [self._rows, 0])
-        entry[1] += 1
-        kin = entry[0] if learn else self._rows + 1
-        known = Trajectory(name, group, epoch, learn, row=self._rows, group_id=entry[0], kin_id=kin)
-        self._trajectories[name] = known
+        number = self._retention.group_number(group, fresh=self._rows)
+        kin = number if learn else self._rows + 1
+        known = Trajectory(name, group, epoch, learn, row=self._rows, group_id=number, kin_id=kin)
+        self._retention.add(known)
         return known
 
-    def _enter(self, known: Trajectory) -> bool:
+    def _enter(self, known: Trajectory, *, is_new: bool) -> bool:
         """Give a trajectory a slot; False, and a new one is gone again, if there is none."""
         if not self._free_slots:
-            if known.name not in self._ended:
+            if is_new:
                 self._remove(known)
             return False
-        self._ended.pop(known.name, None)
+        self._retention.revive(known)
         known.slot = self._free_slots.pop()
         self._in_slot[known.slot] = known
         state = self._slots.state[known.slot]
@@ -369,15 +370,16 @@ class SuffixHistory:
         state[suffixes.TRAJECTORY_EPOCH] = known.epoch
         state[suffixes.TAIL], state[suffixes.STORED] = known.tail, known.stored
         state[suffixes.CONTEXT], state[suffixes.CURSORS], state[suffixes.DRAFTED] = len(recent), 0, 0
-        state[suffixes.SHARED] = shared
+        state[suffixes.SHARED], state[suffixes.FORM] = shared, known.form
         suffixes.catch_up(self._arena, self._slots, known.slot, tokens[start:], self.calibration.trust)
 
     def _cut_back(self, known: Trajectory, keep: int) -> None:
         self._make_room(1 - self._free_pages())
-        known.tail, known.stored = map(
+        known.tail, stored = map(
             int,
             pages.cut(self._arena, known.tail, keep, known.row, known.kin_id, known.epoch, not known.learn),
         )
+        self._retention.resize(known, stored)
 
     def _end_of(self, known: Trajectory) -> tuple[int, int]:
         """Last page and number of stored tokens."""
@@ -395,7 +397,7 @@ class SuffixHistory:
         return tokens, sampled
 
     def _by_age(self) -> list[Trajectory]:
-        return [*self._ended.values(), *self._in_slot.values()]
+        return [*self._retention.ended(), *self._in_slot.values()]
 
     def _free_pages(self) -> int:
         return int(self._arena.counters[pages.FREE])
@@ -403,21 +405,16 @@ class SuffixHistory:
     def _make_room(self, missing: int) -> None:
         """Evict the trajectories that ended longest ago until so many more pages are free."""
         target = self._free_pages() + missing
-        while self._ended and self._free_pages() < target:
-            self._evict(next(iter(self._ended.values())))
+        while self._free_pages() < target and (oldest := self._retention.oldest()) is not None:
+            self._evict(oldest)
 
     def _evict(self, known: Trajectory) -> None:
-        del self._ended[known.name]
         self._evictions += 1
         self._remove(known)
 
     def _remove(self, known: Trajectory) -> None:
         pages.release(self._arena, known.tail)
-        del self._trajectories[known.name]
-        entry = self._groups[known.group]
-        entry[1] -= 1
-        if not entry[1]:
-            del self._groups[known.group]
+        self._retention.remove(known)
 
 
 def warm_up() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from nemo_war.config import SpeculativeConfig
+from nemo_war.errors import UserError
 from nemo_war.generation.step_time import StepLoad, StepTimeModel
 from nemo_war.metadata import TurnMetadata
 from nemo_war.speculative.history import SuffixHistory, warm_up
@@ -45,6 +46,7 @@ class DraftCounters:
 class _LiveTurn:
     """A request in the engine: its place in the history and where its tokens must end."""
 
+    trajectory: str
     slot: int
     length: int
     limit: int
@@ -67,7 +69,14 @@ class _LiveTurn:
 
 
 class SuffixProposer:
-    """Drafts from the suffixes of finished and running trajectories."""
+    """Drafts from the suffixes of finished and running trajectories.
+
+    Attributes:
+        drafts: whether this rank's drafts count; where not, nothing is learned either.
+        enabled: whether to draft now; the history keeps learning.
+        history, step_time, pricer, counters: what it is made of.
+        workarounds: names of the workarounds for vLLM that are in force.
+    """
 
     def __init__(self, vllm_config: Any) -> None:
         from nemo_war.compat import apply_to_engine
@@ -79,6 +88,10 @@ class SuffixProposer:
         self.step_time = StepTimeModel(settings.step_time_prior)
         self.pricer = DraftPricer(self.step_time, settings.max_running)
         self._last_start: float | None = None
+        # The scheduler takes drafts from the output rank only, the first of its tensor-parallel group.
+        parallel = vllm_config.parallel_config
+        self.drafts = parallel.rank % parallel.tensor_parallel_size == 0
+        self._vocabulary = vllm_config.model_config.get_vocab_size()
         self._max_draft = vllm_config.speculative_config.num_speculative_tokens
         self._max_model_len = vllm_config.model_config.max_model_len
         self._runner: Any = None
@@ -86,9 +99,10 @@ class SuffixProposer:
         self._epoch = 0
         warm_up()  # compile now, not in front of the first request
         self.history = SuffixHistory(
-            max_tokens=settings.history.max_tokens,
+            max_tokens=settings.history.max_tokens if self.drafts else 0,
             max_draft=self._max_draft,
             max_epochs=settings.history.max_epochs,
+            max_group_tokens=settings.history.max_group_tokens,
         )
 
     def load_model(self, *_args: Any, **_kwargs: Any) -> None:
@@ -117,6 +131,8 @@ class SuffixProposer:
         Returns:
             Per row, the draft; empty for none.
         """
+        if not self.drafts:
+            return [[] for _ in sampled_token_ids]
         started = time.perf_counter()
         try:
             return self._propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu, started)
@@ -155,7 +171,8 @@ class SuffixProposer:
         if self._last_start is None:
             return
         tokens = int(self._runner.query_start_loc.np[requests])
-        load = StepLoad(requests, tokens, int(lengths[:requests].sum()), any(verified[:requests]))
+        drafts = sum(map(len, verified[:requests]))
+        load = StepLoad(requests, tokens, int(lengths[:requests].sum()), drafts)
         self.step_time.observe(load, 1000 * (now - self._last_start))
 
     def _retire(self) -> None:
@@ -212,15 +229,22 @@ class SuffixProposer:
         metadata = TurnMetadata.from_extra_args(params.extra_args)
         if metadata is None:  # a client that says nothing about itself: its own tokens still help it
             metadata = TurnMetadata(trajectory=request, group=request, learn=False)
+        trajectory = metadata.trajectory
+        if any(
+            turn.trajectory == trajectory for turn in self._live.values()
+        ):  # `n` > 1, or a careless client
+            trajectory = f"{trajectory}/{request}"
         prompt = state.num_prompt_tokens
         slot = self.history.begin(
-            metadata.trajectory, metadata.group, metadata.epoch, tokens[:prompt], learn=metadata.learn
+            trajectory, metadata.group, metadata.epoch, tokens[:prompt], learn=metadata.learn
         )
         limit = min(prompt + (params.max_tokens or self._max_model_len), self._max_model_len)
         stops = frozenset(params.stop_token_ids or ()) | (
             frozenset() if params.ignore_eos else frozenset(params.all_stop_token_ids)
         )
-        return _LiveTurn(slot, prompt, limit, stops, prompt + params.min_tokens, metadata.critical)
+        return _LiveTurn(
+            trajectory, slot, prompt, limit, stops, prompt + params.min_tokens, metadata.critical
+        )
 
     def _draft(self, turns: list[_LiveTurn], load: StepLoad) -> list[list[int]]:
         """Drafts as long as they are worth it; each step samples one more token than it accepts."""
@@ -242,6 +266,22 @@ class SuffixProposer:
         """The host says how long trajectories really are, stop strings cut off."""
         for trajectory, length in lengths.items():
             self.history.cut(trajectory, length)
+
+    def restore(self, path: str, empty_if_damaged: bool) -> int:
+        """Learn what an earlier run kept; return how many trajectories.
+
+        Raises:
+            UserError: see `SuffixHistory.load`, unless an empty history will do.
+        """
+        if not self.drafts:
+            return 0
+        try:
+            return self.history.load(path, self._vocabulary, self._epoch)
+        except UserError as error:
+            if not empty_if_damaged:
+                raise
+            _log.warning("%s; this run starts with an empty history, as configured", error)
+            return 0
 
     def clear_history(self) -> None:
         """Start from nothing; running turns enter the new history with their next token."""

@@ -2,7 +2,8 @@
 
 A recorded trajectory is replayed by teacher forcing: walk the recorded response, draft
 at each place, accept the longest prefix that equals what was recorded. The recordings
-are tau-bench files (one JSON list) and NeMo-Gym rollouts (one JSON object a line).
+are tau-bench files (one JSON list), NeMo-Gym rollouts (one JSON object a line) and the
+histories that our own runs keep.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from nemo_war.errors import UserError
+from nemo_war.speculative.archive import FOLDER, SUFFIX, Sequence, find_archives, read_archive
 
 Encode = Callable[[str], list[int]]
 SEGMENT = 40  # mean tokens that a synthetic trajectory copies or invents in one go
@@ -38,12 +40,37 @@ class Recorded:
     turns: tuple[tuple[np.ndarray, np.ndarray], ...]
 
 
+def read_trace(path: Path, encode: Encode) -> list[Recorded]:
+    """All trajectories of a file, or of the trace files in a folder, epoch by epoch.
+
+    A folder of one of our runs stands for the histories in it.
+
+    Args:
+        path: the file or folder.
+        encode: text to tokens; not called for histories, which hold tokens.
+
+    Raises:
+        UserError: there is nothing to read, or something in it is of no known format.
+    """
+    if not path.is_dir():
+        return read_recorded(path, encode)
+    is_run = (path / FOLDER).is_dir() or any(path.glob(f"*{SUFFIX}"))
+    files = find_archives(path) if is_run else sorted(path.glob("*.json*"))
+    if not files:
+        raise UserError(f"trace {path}: no recording in this folder; name a file, or the folder of a run")
+    recorded = [each for file in files for each in read_recorded(file, encode)]
+    return sorted(recorded, key=lambda each: each.epoch)
+
+
 def read_recorded(path: Path, encode: Encode) -> list[Recorded]:
     """All trajectories of a file, attempt by attempt.
 
     Raises:
-        UserError: the file cannot be read or is of neither format.
+        UserError: the file cannot be read or is of no known format.
     """
+    if path.suffix == SUFFIX:
+        recorded = [_from_history(each) for each in read_archive(str(path)).rows()]
+        return sorted(recorded, key=lambda each: each.epoch)
     try:
         text = path.read_text()
         if text.lstrip().startswith("["):
@@ -55,9 +82,20 @@ def read_recorded(path: Path, encode: Encode) -> list[Recorded]:
         raise UserError(f"trace {path}: {error.strerror}; name a recorded file") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
-            f"trace {path}: neither tau-bench nor NeMo-Gym ({error!r}); name such a file"
+            f"trace {path}: neither tau-bench nor NeMo-Gym nor a history ({error!r}); name such a file"
         ) from None
     return sorted(recorded, key=lambda each: each.epoch)
+
+
+def _from_history(sequence: Sequence) -> Recorded:
+    """A response is what was sampled in one go; given tokens behind the last one are no turn."""
+    starts = np.flatnonzero(np.diff(sequence.sampled, prepend=False)).tolist()
+    edges = [*starts, len(sequence.tokens)] if len(starts) % 2 else starts
+    turns, at = [], 0
+    for begin, end in zip(edges[0::2], edges[1::2], strict=True):
+        turns.append((sequence.tokens[at:begin], sequence.tokens[begin:end]))
+        at = end
+    return Recorded(sequence.trajectory, sequence.group, sequence.epoch, tuple(turns))
 
 
 def _from_tau_bench(entry: dict[str, Any], encode: Encode) -> Recorded:

@@ -81,6 +81,24 @@ class ReplicaRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class ReliabilityRecord:
+    """One point of a drafter's reliability curve: a decile of the predicted acceptance.
+
+    Attributes:
+        predicted: mean prediction for the draft tokens in it.
+        observed: share of them that were right.
+        draft_tokens: how many they were since the replica's start, verified or not.
+    """
+
+    run: Pass
+    step: int
+    replica: int
+    predicted: float
+    observed: float
+    draft_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepRecord:
     """One GRPO step. `rollout_s` is the makespan: first request to last answer."""
 
@@ -116,4 +134,4 @@ class RefitRecord:
     in_flight: int
 
 
-Record = TurnRecord | ReplicaRecord | StepRecord | RefitRecord
+Record = TurnRecord | ReplicaRecord | ReliabilityRecord | StepRecord | RefitRecord

@@ -6,7 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from nemo_war.telemetry.records import Pass, Record, RefitRecord, ReplicaRecord, StepRecord, TurnRecord
+from nemo_war.telemetry.records import (
+    Pass,
+    Record,
+    RefitRecord,
+    ReliabilityRecord,
+    ReplicaRecord,
+    StepRecord,
+    TurnRecord,
+)
 
 STEPS = 3
 REPLICAS = 2
@@ -60,6 +68,10 @@ def one_step(run: Pass, step: int, seconds: float, *, war_active: bool = True) -
         )
         for replica in range(REPLICAS)
     ]
+    curves: list[Record] = [
+        ReliabilityRecord(run, step, replica, predicted=0.85, observed=0.8, draft_tokens=100 * (step + 1))
+        for replica in range(REPLICAS if run.mode == "war" else 0)
+    ]
     ended = StepRecord(
         run,
         step,
@@ -79,7 +91,7 @@ def one_step(run: Pass, step: int, seconds: float, *, war_active: bool = True) -
     refit = RefitRecord(
         run, step + 1, REPLICAS, kv_reset_ok=True, seconds=0.5, transfer_bytes=1 << 20, in_flight=0
     )
-    return [*turns, *replicas, ended, refit]
+    return [*turns, *replicas, *curves, ended, refit]
 
 
 def one_pass(run: Pass, seconds: float, steps: int = STEPS) -> list[Record]:

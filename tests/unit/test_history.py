@@ -334,6 +334,19 @@ def test_names_can_be_chosen_for_an_export():
     assert history.export_sequences({"b"}).trajectories == ("b",)
 
 
+def test_a_draft_ends_where_the_output_it_copies_ended():
+    history = SuffixHistory(4096, K)
+    slot = begin(history, "first", TEXT[:50])
+    feed(history, slot, [901, 902, 903, 904])
+    history.end(slot)
+    history.end(begin(history, "first", [*TEXT[:50], 901, 902, 903, 904, 905, 906, 907]))
+    slot = begin(history, "second", TEXT[:50])
+    feed(history, slot, [901, 902])
+    assert draft(history, slot) == [903, 904]
+    copied = begin(history, "third", [*TEXT[100:120], 903, 904, 905])
+    assert draft(history, copied) == [906, 907], "what was given is copied on"
+
+
 def test_nothing_is_compiled_after_the_warm_up():
     warm_up()
     kernels = [each for module in (arena, calibration, index) for each in vars(module).values()]

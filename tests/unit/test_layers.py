@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "nemo_war.routing": {"errors", "metadata", "config"},
     "nemo_war.speculative": {"errors", "metadata", "config", "compat"},
     "nemo_war.telemetry": {"errors"},
-    "nemo_war.report": {"errors", "telemetry"},
+    "nemo_war.report": {"errors", "speculative", "telemetry"},
     "nemo_war.generation": {
         "errors",
         "metadata",
@@ -47,7 +47,7 @@ MAY_IMPORT = {
         "telemetry",
         "report",
     },
-    "nemo_war.cli": {"errors", "generation", "report"},
+    "nemo_war.cli": {"errors", "config", "generation", "report", "speculative"},
 }
 """Parts of the package that each part may import, besides itself."""
 

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nemo_war.config import SpeculativeConfig
+from nemo_war.config import HistoryConfig, SpeculativeConfig
+from nemo_war.errors import UserError
 from nemo_war.metadata import TurnMetadata
 from nemo_war.speculative import proposer as proposers
 from nemo_war.speculative.proposer import SuffixProposer
 
 MAX_MODEL_LEN = 256
+VOCABULARY = 1000
 EOS = 2
 PATTERN = [11, 12, 13, 14, 15, 16, 17, 18]
 
@@ -83,14 +85,15 @@ class Runner:
         return self.scheduled
 
 
-def make(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Runner:
+def make(monkeypatch: pytest.MonkeyPatch, rank: int = 0, **settings: Any) -> Runner:
     monkeypatch.setattr("nemo_war.compat.apply_to_engine", lambda: ())
     settings = {"max_running": 64} | settings  # the price depends on time, and these tests must not
-    speculative = SpeculativeConfig(max_draft_tokens=6, history={"max_tokens": 8192}, **settings)
+    speculative = SpeculativeConfig(max_draft_tokens=6, history=HistoryConfig(max_tokens=8192), **settings)
     config = SimpleNamespace(
         additional_config={proposers.SETTINGS: speculative.model_dump()},
         speculative_config=SimpleNamespace(num_speculative_tokens=6),
-        model_config=SimpleNamespace(max_model_len=MAX_MODEL_LEN),
+        model_config=SimpleNamespace(max_model_len=MAX_MODEL_LEN, get_vocab_size=lambda: VOCABULARY),
+        parallel_config=SimpleNamespace(rank=rank, tensor_parallel_size=2),
     )
     proposer = SuffixProposer(config)
     runner = Runner(proposer)
@@ -193,6 +196,18 @@ def test_an_aborted_request_frees_its_place(runner: Runner) -> None:
         runner.leave(f"a{number}")
     runner.add("b", PATTERN * 4)
     assert runner.step({"b": [PATTERN[0]]})["b"]
+    runner.proposer.history.check_integrity()
+
+
+def test_two_requests_at_once_in_the_name_of_one_trajectory_do_not_share_a_place(runner: Runner) -> None:
+    runner.add("a", PATTERN * 3, trajectory="t")
+    runner.add("b", PATTERN * 3, trajectory="t")
+    runner.step({"a": [PATTERN[0]], "b": [PATTERN[0]]})
+    runner.leave("a")
+    runner.add("c", [1, 2, 3, 4], trajectory="other")
+    drafts = runner.step({"b": [PATTERN[1]], "c": [9]})
+    assert drafts["b"][0] == PATTERN[2]
+    assert runner.proposer.statistics()["errors"] == 0
     runner.proposer.history.check_integrity()
 
 
@@ -299,3 +314,35 @@ def test_history_survives_a_new_epoch(runner: Runner) -> None:
     before = runner.proposer.statistics()["history_tokens"]
     runner.proposer.advance_epoch(1)
     assert runner.proposer.statistics()["history_tokens"] == before
+
+
+def test_a_rank_whose_drafts_do_not_count_makes_none_and_learns_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runner = make(monkeypatch, rank=1)
+    runner.add("a", PATTERN * 4)
+    assert runner.step({"a": [PATTERN[0]]}) == {"a": []}
+    assert runner.proposer.statistics()["history_tokens"] == 0
+    assert runner.proposer.statistics()["engine_steps"] == 0
+
+
+def test_a_history_of_an_earlier_run_is_drafted_from(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    runner.add("a", [1, 5, 6, 7])
+    for token in PATTERN:
+        runner.step({"a": [token]})
+    path = str(tmp_path / "replica-0.suffixes")
+    runner.proposer.history.save(path)
+    later = make(monkeypatch)
+    assert later.proposer.restore(path, empty_if_damaged=False) == 1
+    later.add("b", [1, 5, 6, 7])
+    assert later.step({"b": PATTERN[:3]})["b"]
+
+
+def test_a_damaged_history_is_refused_or_left_out_as_configured(runner: Runner, tmp_path: Any) -> None:
+    path = tmp_path / "replica-0.suffixes"
+    path.write_bytes(b"junk")
+    with pytest.raises(UserError, match="not a suffix history"):
+        runner.proposer.restore(str(path), empty_if_damaged=False)
+    assert runner.proposer.restore(str(path), empty_if_damaged=True) == 0

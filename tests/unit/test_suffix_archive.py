@@ -19,20 +19,20 @@ def saved(tmp_path):
         slot = history.begin(f"t{number}", "größe", number, np.arange(number, 90, dtype=np.int32))
         history.extend(np.array([slot], np.int32), np.full((1, 1), 7, np.int32), np.ones(1, np.int32))
         history.end(slot)
-    path = tmp_path / "history.bin"
+    path = tmp_path / "replica-0.suffixes"
     history.save(str(path))
     return path
 
 
-def load(path) -> SuffixHistory:
+def load(path, **more) -> SuffixHistory:
     history = SuffixHistory(4096, 4)
-    history.load(str(path))
+    history.load(str(path), **{"vocabulary": 100, "epoch": 2, **more})
     return history
 
 
 def test_what_is_saved_is_loaded(saved):
     sequences = load(saved).export_sequences()
-    assert sequences.trajectories == ("t0", "t1", "t2")
+    assert len(set(sequences.trajectories)) == 3
     assert sequences.groups == ("größe",) * 3
     assert sequences.epochs.tolist() == [0, 1, 2]
     assert [len(each.tokens) for each in sequences.rows()] == [91, 90, 89]
@@ -79,8 +79,43 @@ def test_a_later_format_is_refused_by_its_number(saved):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"absent\.bin: No such file"):
-        load(tmp_path / "absent.bin")
+    with pytest.raises(UserError, match=r"absent\.suffixes: no \.suffixes file there"):
+        load(tmp_path / "absent.suffixes")
+
+
+def test_a_folder_of_a_run_stands_for_the_histories_of_its_replicas(saved, tmp_path):
+    folder = tmp_path / "run" / "history"
+    folder.mkdir(parents=True)
+    for number in range(2):
+        (folder / f"replica-{number}.suffixes").write_bytes(saved.read_bytes())
+    assert load(tmp_path / "run").stats().trajectories == 3, "both replicas have the same trajectories"
+    with pytest.raises(UserError, match=r"no \.suffixes file there"):
+        load(tmp_path / "absent")
+
+
+def test_names_of_another_run_do_not_meet_those_of_this_one(saved):
+    history = load(saved)
+    slot = history.begin("t0", "größe", 2, np.full(5, 50, np.int32))
+    assert history.stats().trajectories == 4
+    history.end(slot)
+
+
+def test_a_history_saved_and_loaded_again_and_again_stays_the_same(saved):
+    first = load(saved)
+    first.save(str(saved))
+    assert load(saved).export_sequences().trajectories == first.export_sequences().trajectories
+
+
+def test_epochs_of_another_run_end_where_this_one_begins(saved):
+    assert load(saved, epoch=0).export_sequences().epochs.tolist() == [-2, -1, 0]
+    assert load(saved, epoch=7).export_sequences().epochs.tolist() == [5, 6, 7]
+
+
+def test_tokens_of_another_model_are_refused_and_nothing_is_taken_in(saved):
+    history = SuffixHistory(4096, 4)
+    with pytest.raises(UserError, match="beyond this model's vocabulary of 80"):
+        history.load(str(saved), vocabulary=80)
+    assert history.stats().trajectories == 0
 
 
 def test_a_failed_save_leaves_the_old_file_and_no_rest(saved, monkeypatch):

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from nemo_war.errors import UserError
-from nemo_war.speculative.workload import read_recorded, synthetic_texts
+from nemo_war.speculative.history import SuffixHistory
+from nemo_war.speculative.workload import read_recorded, read_trace, synthetic_texts
 
 
 def encode(text: str) -> list[int]:
@@ -73,6 +74,27 @@ def test_another_kind_of_file_is_refused(tmp_path, content):
     path.write_text(content)
     with pytest.raises(UserError, match="neither tau-bench nor NeMo-Gym"):
         read_recorded(path, encode)
+
+
+def test_a_history_of_ones_own_is_read_turn_by_turn(tmp_path):
+    history = SuffixHistory(4096, 4)
+    slot = history.begin("t", "g", 3, np.array([1, 2, 3], np.int32))
+    history.extend(np.array([slot], np.int32), np.array([[7, 8]], np.int32), np.array([2], np.int32))
+    history.end(slot)
+    slot = history.begin("t", "g", 3, np.array([1, 2, 3, 7, 8, 4, 5], np.int32))
+    history.extend(np.array([slot], np.int32), np.array([[9]], np.int32), np.array([1], np.int32))
+    history.end(slot)
+    folder = tmp_path / "run" / "history"
+    folder.mkdir(parents=True)
+    history.save(str(folder / "replica-0.suffixes"))
+    (recorded,) = read_trace(tmp_path / "run", encode)
+    assert [(p.tolist(), r.tolist()) for p, r in recorded.turns] == [([1, 2, 3], [7, 8]), ([4, 5], [9])]
+    assert (recorded.group, recorded.epoch) == ("g", 3)
+
+
+def test_a_folder_without_recordings_is_refused(tmp_path):
+    with pytest.raises(UserError, match="no recording in this folder"):
+        read_trace(tmp_path, encode)
 
 
 def test_synthetic_texts_depend_on_the_seed_only():

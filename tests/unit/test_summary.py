@@ -25,7 +25,14 @@ from records_builder import (
 )
 
 from nemo_war.report.summary import MODES, summarize, to_json, write
-from nemo_war.telemetry.records import Pass, RefitRecord, ReplicaRecord, StepRecord, TurnRecord
+from nemo_war.telemetry.records import (
+    Pass,
+    RefitRecord,
+    ReliabilityRecord,
+    ReplicaRecord,
+    StepRecord,
+    TurnRecord,
+)
 
 DOCS = Path(__file__).parents[2] / "docs" / "summary.md"
 WAR, BASELINE = Pass("war", "fixed", 1), Pass("baseline", "fixed", 0)
@@ -214,6 +221,20 @@ def test_refits_say_whether_every_replica_reset_its_cache():
     assert [(r["mode"], r["repeat"], r["epoch"], r["replicas"]) for r in refits if not r["kv_reset_ok"]] == [
         ("war", 1, 3, REPLICAS)
     ]
+
+
+def test_the_reliability_curve_is_that_of_all_replicas_at_the_last_step():
+    (point,) = summarize(full_run())["reliability"]
+    assert point == {
+        "predicted": pytest.approx(0.85), "observed": pytest.approx(0.8), "draft_tokens": 2 * 400,
+    }  # fmt: skip
+    live = Pass("war", "live")
+    other = [ReliabilityRecord(live, 3, 0, predicted=0.87, observed=0.4, draft_tokens=800)]
+    other += [ReliabilityRecord(live, 3, 1, predicted=0.15, observed=0.1, draft_tokens=50)]
+    low, high = summarize([*full_run(), *other])["reliability"]
+    assert low == {"predicted": 0.15, "observed": 0.1, "draft_tokens": 50}
+    assert high == {"predicted": pytest.approx(0.86), "observed": pytest.approx(0.6), "draft_tokens": 1600}
+    assert summarize(fixed_work(modes=("baseline",)))["reliability"] == []
 
 
 def test_the_history_is_that_of_the_fullest_replica_at_the_end_of_the_live_run():

@@ -33,6 +33,11 @@ _OWNED = {
     "disable_log_stats": "a run keeps its own records",
 }
 """Engine arguments that an embedded replica sets itself, and why."""
+_WITHOUT_DRAFTS = {
+    "async_scheduling": "which vLLM schedules synchronously",
+    "logits_processors": "which vLLM cannot combine with logits processors of one's own",
+}
+"""Engine arguments that vLLM cannot combine with speculation, and why."""
 
 
 def conflicts(config: RunConfig) -> Iterator[ConfigError]:
@@ -110,8 +115,8 @@ def _engine_arguments(config: RunConfig) -> Iterator[ConfigError]:
             yield ConfigError(key, value, allowed, f"remove it and set {_ELSEWHERE[name]}")
         elif name in _OWNED:
             yield ConfigError(key, value, f"allowed: other engine arguments; {_OWNED[name]}", f"remove {key}")
-        elif name == "async_scheduling" and war.enabled and war.speculative.enabled:
-            allowed = "allowed: only without speculation, which vLLM schedules synchronously"
+        elif name in _WITHOUT_DRAFTS and war.enabled and war.speculative.enabled:
+            allowed = f"allowed: only without speculation, {_WITHOUT_DRAFTS[name]}"
             fix = f"remove it or set {_GENERATION}.war.speculative.enabled=false"
             yield ConfigError(key, value, allowed, fix)
     if war.ab_every is not None and not war.enabled:

@@ -43,6 +43,11 @@ class EngineSpec:
         """Whether this engine gets our proposer."""
         return self.war is not None and self.war.enabled and self.war.speculative.enabled
 
+    @property
+    def ranks(self) -> int:
+        """Processes that compute together."""
+        return int(self.engine.get("tensor_parallel_size", 1))
+
     def engine_arguments(self, replica: int) -> dict[str, Any]:
         """Keyword arguments of `AsyncEngineArgs`."""
         arguments = dict(self.engine) | {
@@ -59,7 +64,7 @@ class EngineSpec:
                 "model": PROPOSER,
                 "num_speculative_tokens": self.war.speculative.max_draft_tokens,
             }
-            arguments["additional_config"] = {"war": self.war.speculative.model_dump()}
+            arguments["additional_config"] = {"war": self.war.speculative.model_dump(mode="json")}
         return arguments
 
 
@@ -70,18 +75,23 @@ def cores_of(replica: int, per_replica: int) -> list[int]:
     return sorted({usable[(first + i) % len(usable)] for i in range(min(per_replica, len(usable)))})
 
 
-def process_environment(cores: list[int]) -> dict[str, str]:
+def process_environment(cores: list[int], ranks: int = 1) -> dict[str, str]:
     """Variables that must stand before the replica's interpreter starts.
+
+    Args:
+        cores: of the replica.
+        ranks: processes that share them; each has its own while there are enough.
 
     Raises:
         UserError: Intel's OpenMP is missing from this Python environment.
     """
+    shares = [cores[rank::ranks] or cores for rank in range(ranks)]
     return {
         # vLLM's CPU kernels run several times slower on small uneven batches (what
         # speculation makes) with GNU's OpenMP.
         "LD_PRELOAD": str(libiomp()),
-        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
-        "OMP_NUM_THREADS": str(len(cores)),
+        "VLLM_CPU_OMP_THREADS_BIND": "|".join(",".join(map(str, share)) for share in shares),
+        "OMP_NUM_THREADS": str(len(shares[0])),
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",

@@ -102,7 +102,7 @@ class Fleet:
         """
         actor = ray.remote(self.replica_class)
         for number in self._numbers:
-            environment = process_environment(cores_of(number, self._cpus))
+            environment = process_environment(cores_of(number, self._cpus), self.spec.ranks)
             self._actors[number] = actor.options(
                 num_cpus=0, max_concurrency=1000, runtime_env={"env_vars": environment}
             ).remote(number, self.spec)

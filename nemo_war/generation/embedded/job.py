@@ -8,6 +8,7 @@ import signal
 import time
 from pathlib import Path
 
+from nemo_war.config import WarConfig
 from nemo_war.errors import ConfigError, UserError
 from nemo_war.generation.embedded.chat import Chat
 from nemo_war.generation.embedded.config import RunConfig
@@ -19,6 +20,7 @@ from nemo_war.generation.embedded.workplace import Workplace
 from nemo_war.generation.refit import RefitError
 from nemo_war.report import summary
 from nemo_war.report.main import report
+from nemo_war.speculative.archive import find_archives, read_archive
 from nemo_war.telemetry.log import FILE_NAME, EventLog, read
 from nemo_war.telemetry.progress import progress, stage
 
@@ -48,6 +50,7 @@ def run(config: RunConfig, *, compare: bool, run_dir: Path | None) -> int:
             "allowed: true with --compare, which has nothing to compare otherwise",
             "set policy.generation.war.enabled=true, or leave --compare out",
         )
+    check_history(config.policy.generation.war)
     folder = _make_folder(config.logger.log_dir, run_dir)
     stage(f"this run's folder is {folder}")
     model = resolve(config.policy.model_name, stage)
@@ -60,6 +63,23 @@ def run(config: RunConfig, *, compare: bool, run_dir: Path | None) -> int:
     stream = read(folder / FILE_NAME)
     summary.write(folder / "summary.json", summary.summarize(stream.records, stream.damage))
     return report(folder, as_json=False)
+
+
+def check_history(war: WarConfig) -> None:
+    """A history that cannot be restored should not take the start of all engines to be found."""
+    history = war.speculative.history
+    if history.restore is None or history.empty_if_damaged or not (war.enabled and war.speculative.enabled):
+        return
+    try:
+        for file in find_archives(history.restore):
+            read_archive(str(file))
+    except UserError as error:
+        raise ConfigError(
+            "policy.generation.war.speculative.history.restore",
+            str(history.restore),
+            f"allowed: null, or a history that a run kept; {error}",
+            "or set policy.generation.war.speculative.history.empty_if_damaged=true",
+        ) from None
 
 
 def _cancel_on_signals() -> None:

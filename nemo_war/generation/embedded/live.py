@@ -81,6 +81,7 @@ class LivePass:
                 logprob_error=update.logprob_error, war_active=active,
             )
         )  # fmt: skip
+        await place.keep_history(self._fleet)
         stage(
             f"{self._label(step)}: {record.output_tokens} tokens in {makespan:.1f} s, "
             f"reward {record.reward_mean:.2f}, update {update.seconds:.1f} s, "

@@ -10,6 +10,7 @@ from typing import Any
 from nemo_war.generation.embedded import sampling
 from nemo_war.generation.embedded.engine import EngineSpec
 from nemo_war.generation.embedded.turn import Answer, Turn
+from nemo_war.speculative.archive import SUFFIX
 
 
 class Replica:
@@ -46,6 +47,7 @@ class Replica:
                 raise RuntimeError(
                     "libiomp5.so is not mapped in the engine's worker, although LD_PRELOAD names it"
                 )
+            await self._restore_history()
         except Exception as error:
             self.stop()
             raise RuntimeError(f"replica {self._number} did not start as configured: {error}") from error
@@ -105,6 +107,21 @@ class Replica:
         self._epoch = epoch
         if self._spec.speculates:
             await self.call("war_advance_epoch", epoch)
+
+    async def _restore_history(self) -> None:
+        if self._spec.speculates and self._spec.war is not None:
+            history = self._spec.war.speculative.history
+            if history.restore is not None:
+                await self.call("war_restore_history", str(history.restore), history.empty_if_damaged)
+
+    async def save_history(self, folder: str) -> None:
+        """Keep the history in a file of this replica's own in a folder that exists."""
+        if self._spec.speculates:
+            await self.call("war_save_history", f"{folder}/replica-{self._number}{SUFFIX}")
+
+    async def reliability(self) -> list[tuple[float, float, int]]:
+        """How predicted acceptance compares with what was accepted, since the start."""
+        return await self.call("war_reliability") if self._spec.speculates else []
 
     async def statistics(self) -> dict[str, Any]:
         """The drafter's counters since the start; empty for a stock engine."""

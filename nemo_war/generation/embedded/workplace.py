@@ -20,8 +20,9 @@ from nemo_war.generation.embedded.script import Judge, LiveScript, RecordedScrip
 from nemo_war.routing.round_robin import RoundRobin
 from nemo_war.routing.scheduler import Scheduler
 from nemo_war.routing.sticky import Sticky
+from nemo_war.speculative.archive import FOLDER
 from nemo_war.telemetry.log import EventLog
-from nemo_war.telemetry.records import Pass, RefitRecord, ReplicaRecord, StepRecord
+from nemo_war.telemetry.records import Pass, RefitRecord, ReliabilityRecord, ReplicaRecord, StepRecord
 
 
 @dataclass
@@ -103,6 +104,13 @@ class Workplace:
     def _judge(self, prompt: Prompt) -> Judge:
         return Judge(self.environments[prompt.environment], prompt.task, self.chat)
 
+    async def keep_history(self, fleet: Fleet) -> None:
+        """Write what each replica's drafter remembers into the run's folder; stock fleets have nothing."""
+        if fleet.spec.speculates:
+            folder = self.folder / FOLDER
+            folder.mkdir(exist_ok=True)
+            await fleet.ask("save_history", str(folder))
+
     async def refit(self, which: Pass, fleet: Fleet, weights: Weights) -> RefitOutcome:
         """Refit the fleet and put it on record.
 
@@ -163,6 +171,7 @@ class DraftMeter:
 
     async def stop(self, which: Pass, step: int, log: EventLog) -> None:
         """Record what was added since `start`; stock replicas have nothing to say."""
+        curves = await self._fleet.ask("reliability")
         for replica, (before, after) in enumerate(
             zip(self._before, await self._fleet.ask("statistics"), strict=True)
         ):
@@ -170,3 +179,5 @@ class DraftMeter:
                 held = {key: after[key] for key in ("history_tokens", "history_epochs")}
                 added = {key: after[key] - before[key] for key in after if key not in held}
                 log.append(ReplicaRecord(run=which, step=step, replica=replica, **added, **held))
+                for predicted, observed, tokens in curves[replica]:
+                    log.append(ReliabilityRecord(which, step, replica, predicted, observed, tokens))
