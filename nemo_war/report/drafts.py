@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from nemo_war.errors import UserError
 from nemo_war.speculative.history import warm_up
@@ -184,12 +185,13 @@ def _number(value: float | None) -> str:
 
 
 def _print(console: Console, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
+    table = Table(box=None, padding=(0, 2, 0, 0))
     for column in columns:
         table.add_column(column, justify="right")
     for row in rows:
         table.add_row(*row)
     console.print()
+    console.print(Text(title, style="bold"))  # a table's own title is folded to the table's width
     console.print(table)
 
 

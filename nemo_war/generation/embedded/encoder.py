@@ -24,6 +24,7 @@ def encoder(folder: Path | None) -> Callable[[str], list[int]]:
         from transformers import AutoTokenizer
 
         source = folder or model.resolve(model.BUNDLED, stage)
+        stage("reading and tokenising the recordings")
         try:
             return AutoTokenizer.from_pretrained(str(source), local_files_only=True)
         except (OSError, ValueError) as error:
