@@ -13,8 +13,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 MAX_DRAFT_TOKENS = 64
 
-AbsolutePath = Annotated[Path, AfterValidator(lambda path: path.expanduser().absolute())]
-"""A path that other processes will open too, wherever they run."""
+AbsolutePath = Annotated[Path, AfterValidator(lambda path: path.expanduser().resolve())]
+"""A path that other processes will open too, wherever they run and wherever its links point by then."""
 
 
 class StrictModel(BaseModel):
@@ -36,7 +36,7 @@ class HistoryConfig(StrictModel):
         None,
         gt=0,
         le=1,
-        description="Share of max_tokens that one group's finished trajectories may hold.",
+        description="Share of max_tokens for a group's ended trajectories; a shared prompt counts in each.",
     )
     restore: AbsolutePath | None = Field(
         None, description="History to start with: a file, or the folder of a run that kept one."

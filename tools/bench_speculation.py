@@ -48,6 +48,7 @@ from nemo_war.speculative.pricing import DraftPricer
 
 MODULE = "tools.bench_speculation"  # `__name__` is `__main__` here, and workers import it
 BATCHES = (1, 4, 16, 32)
+WARM_UP = 10**6  # number of the round that warms up, whose prompts never come again
 TOKENS = (40, 88)  # of a turn, drawn; equal lengths would keep a batch in lockstep, as no real one is
 DIALOGUES = {1: 4, 4: 12}
 """Of a cell at these batches, so that its end, with places empty, counts little; elsewhere one for each."""
@@ -206,6 +207,7 @@ class Bench:
     ) -> None:
         # Half of the prompts of a round are new, half return from earlier ones, as prompts do in RL.
         number = 1000 * batch + (index if index % 2 else 100 * round_number + index)
+        number += WARM_UP * (round_number >= WARM_UP)
         trajectory = f"{name}/{batch}/{round_number}/{index}"
         tokens: list[int] = []
         for turn_number, (messages, length, begun) in enumerate(SETS[name](number)):
@@ -269,7 +271,7 @@ async def cells(
                 order = names[repeat % len(names) :] + names[: repeat % len(names)]
                 for name in order:
                     seconds, added = await bench.cell(
-                        name, set_name, batch, repeat + (1000 if warm_up else 0)
+                        name, set_name, batch, repeat + (WARM_UP if warm_up else 0)
                     )
                     times.setdefault((set_name, batch), {}).setdefault(name, []).append(seconds)
                     for key, value in added.items():

@@ -85,8 +85,7 @@ class WarExtension(RefitExtension):
 
     def war_save_history(self, path: str) -> None:
         """Write the history to a file; only the rank that drafts has one."""
-        if self.model_runner.drafter.drafts:
-            self.model_runner.drafter.history.save(path)
+        self.model_runner.drafter.save(path)
 
     def war_restore_history(self, path: str, empty_if_damaged: bool) -> int:
         """Learn from the history of an earlier run; return how many trajectories it had."""

@@ -22,6 +22,8 @@ from nemo_war.telemetry.progress import progress
 SHOWN_COST = 0.02
 """Price of a draft token, in steps, for the tables by epoch and position: a few dozen running requests."""
 SHOWN_POSITIONS = 16
+MAX_TOKENS = 8_000_000
+"""History of a replay at most, 200 MB; the pages of trajectories are rounded up within it."""
 
 Figures = dict[str, Any]
 
@@ -43,14 +45,16 @@ def replay_drafts(
     Raises:
         UserError: there is no response to replay, or the plot cannot be written.
     """
-    figures = measure(recorded, max_draft_tokens)
     if plot is not None:
-        draw(figures, plot)
+        _figure_class()  # now, not after a minute of work
+    figures = measure(recorded, max_draft_tokens)
     if as_json:
         json.dump(figures, sys.stdout)
         print()
     else:
         print_figures(figures, Console(width=None if sys.stdout.isatty() else 100))
+    if plot is not None:
+        draw(figures, plot)
     return 0
 
 
@@ -71,12 +75,18 @@ def measure(recorded: Sequence[Recorded], max_draft_tokens: int) -> Figures:
     if not any(len(response) > 1 for each in recorded for _, response in each.turns):
         raise UserError("no response of two tokens or more in these traces; name others")
     warm_up()
-    replays = {threshold: Replay(threshold, max_draft_tokens) for threshold in THRESHOLDS}
-    with progress("replaying drafts", total=len(recorded) * (len(replays) + 1)) as bar:
-        done = {threshold: replay.run(recorded, bar.advance) for threshold, replay in replays.items()}
+    lengths = [sum(len(prompt) + len(response) for prompt, response in each.turns) for each in recorded]
+    done: dict[float, list[Replayed]] = {}
+    reliability: dict[float, list[tuple[float, float, int]]] = {}
+    with progress("replaying drafts", total=len(recorded) * (len(THRESHOLDS) + 1)) as bar:
+        for threshold in THRESHOLDS:
+            replay = Replay(threshold, max_draft_tokens, max_tokens=min(sum(lengths), MAX_TOKENS))
+            done[threshold] = replay.run(recorded, bar.advance)
+            reliability[threshold] = replay.history.reliability()
         curve = [_at_cost(done, cost) for cost in COSTS]
         shown = curve[COSTS.index(SHOWN_COST)]["threshold"]
-        own = Replay(shown, max_draft_tokens, keep_history=False).run(recorded, bar.advance)
+        alone = Replay(shown, max_draft_tokens, max_tokens=max(lengths), keep_history=False)
+        own = alone.run(recorded, bar.advance)
     return {
         "trajectories": len(recorded),
         "response_tokens": sum(len(response) for each in recorded for _, response in each.turns),
@@ -85,7 +95,7 @@ def measure(recorded: Sequence[Recorded], max_draft_tokens: int) -> Figures:
         "cost": SHOWN_COST,
         "epochs": _by_epoch(done[shown], own),
         "positions": _by_position(done[shown]),
-        "reliability": replays[shown].history.reliability(),
+        "reliability": reliability[shown],
     }
 
 
@@ -195,17 +205,21 @@ def _print(console: Console, title: str, columns: Sequence[str], rows: Iterable[
     console.print(table)
 
 
+def _figure_class() -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UserError("--plot needs matplotlib: pip install nemo-war[plot], or leave --plot out") from None
+    return Figure
+
+
 def draw(figures: Figures, path: Path) -> None:
     """Write the cost curve, tokens per step by epoch, and reliability as one image.
 
     Raises:
         UserError: matplotlib is missing, or the file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UserError("--plot needs matplotlib: pip install nemo-war[plot], or leave --plot out") from None
-    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    figure = _figure_class()(figsize=(12, 3.6), layout="constrained")
     costs, epochs, reliability = figure.subplots(1, 3)
     curve, rows = figures["cost_curve"], figures["epochs"]
     costs.plot([row["cost"] for row in curve], [row["goodput"] for row in curve], marker="o")

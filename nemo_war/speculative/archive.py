@@ -26,6 +26,8 @@ FOLDER = "history"
 """Where a run keeps its histories, below its own folder."""
 SUFFIX = ".suffixes"
 _RESTORED = "restored/"
+_MAX_EPOCH = 1 << 30
+"""More refits than any run has; differences of such epochs still fit their 32 bits."""
 
 
 class Sequence(NamedTuple):
@@ -82,15 +84,33 @@ def find_archives(path: Path) -> list[Path]:
     """The history files that a path means: itself, those in the folder, or those that the run in it kept.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none, or they cannot be looked at.
     """
-    if path.is_file():
-        return [path]
-    folder = path / FOLDER if (path / FOLDER).is_dir() else path
-    found = sorted(folder.glob(f"*{SUFFIX}"))
+    try:
+        if path.is_file():
+            return [path]
+        folder = path / FOLDER if (path / FOLDER).is_dir() else path
+        found = sorted(folder.glob(f"*{SUFFIX}"))
+    except OSError as error:
+        raise UserError(f"suffix history {path}: {error.strerror}; name a file that `save` wrote") from None
     if not found:
         raise UserError(f"suffix history {path}: no {SUFFIX} file there; name one, or the folder of a run")
     return found
+
+
+def read_archives(path: Path) -> Sequences:
+    """All histories that a path means, as one: oldest epoch first, each trajectory once and at its longest.
+
+    Raises:
+        UserError: see `find_archives` and `read_archive`.
+    """
+    longest: dict[str, Sequence] = {}
+    for file in find_archives(path):
+        for each in read_archive(str(file)).rows():
+            known = longest.get(each.trajectory)
+            if known is None or len(each.tokens) > len(known.tokens):
+                longest[each.trajectory] = each
+    return Sequences.join(sorted(longest.values(), key=lambda each: each.epoch))
 
 
 def as_restored(sequences: Sequences, newest_epoch: int) -> Sequences:
@@ -101,17 +121,16 @@ def as_restored(sequences: Sequences, newest_epoch: int) -> Sequences:
         newest_epoch: what the newest of its epochs becomes; older ones keep their distance.
     """
     shift = newest_epoch - int(max(sequences.epochs, default=newest_epoch))
-    names = [
-        name if name.startswith(_RESTORED) else _RESTORED + _digest(name, group, epoch)
-        for name, group, epoch in zip(
-            sequences.trajectories, sequences.groups, sequences.epochs.tolist(), strict=True
-        )
-    ]
+    names = [_restored_name(each) for each in sequences.rows()]
     return replace(sequences, epochs=sequences.epochs + np.int32(shift), trajectories=tuple(names))
 
 
-def _digest(*parts: object) -> str:
-    return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
+def _restored_name(sequence: Sequence) -> str:
+    """The same whenever the same text is restored, so that passing it on changes nothing."""
+    if sequence.trajectory.startswith(_RESTORED):
+        return sequence.trajectory
+    digest = hashlib.blake2b(sequence.trajectory.encode() + sequence.tokens.tobytes(), digest_size=8)
+    return _RESTORED + digest.hexdigest()
 
 
 def write_archive(path: str, sequences: Sequences) -> None:
@@ -177,19 +196,25 @@ def _parse(path: str, body: bytes) -> Sequences:
     try:
         header = json.loads(head)
         lengths = np.array(header["lengths"], np.int64)
+        epochs = np.array(header["epochs"], np.int64)
+        groups, trajectories = tuple(map(str, header["groups"])), tuple(map(str, header["trajectories"]))
+        if lengths.ndim != 1 or epochs.ndim != 1:
+            raise ValueError("lengths and epochs must be lists of numbers")
+        if len({len(lengths), len(epochs), len(groups), len(trajectories)}) > 1:
+            raise ValueError("the lists differ in length")
+        if ((lengths < 0) | (lengths > len(data) // 4)).any() or (np.abs(epochs) > _MAX_EPOCH).any():
+            raise ValueError("a length or an epoch is out of range")
         total = int(lengths.sum())
         bits = np.frombuffer(data, np.uint8, offset=4 * total)
-        sequences = Sequences(
+        if len(bits) != (total + 7) // 8:
+            raise ValueError("the tokens are not as many as the lengths say")
+        return Sequences(
             tokens=np.frombuffer(data, "<i4", count=total).astype(np.int32),
             sampled=np.unpackbits(bits)[:total].astype(bool),
             offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-            epochs=np.array(header["epochs"], np.int32),
-            groups=tuple(map(str, header["groups"])),
-            trajectories=tuple(map(str, header["trajectories"])),
+            epochs=epochs.astype(np.int32),
+            groups=groups,
+            trajectories=trajectories,
         )
-    except (ValueError, KeyError, TypeError, OverflowError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise UserError(f"suffix history {path}: malformed ({error}); delete it to start empty") from None
-    counts = {len(lengths), len(sequences.epochs), len(sequences.groups), len(sequences.trajectories)}
-    if len(counts) > 1 or len(bits) != (total + 7) // 8 or (lengths < 0).any():
-        raise UserError(f"suffix history {path}: malformed (lengths differ); delete it to start empty")
-    return sequences

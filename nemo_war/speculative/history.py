@@ -24,8 +24,7 @@ from nemo_war.speculative.archive import (
     Sequence,
     Sequences,
     as_restored,
-    find_archives,
-    read_archive,
+    read_archives,
     write_archive,
 )
 from nemo_war.speculative.retention import Retention, Trajectory
@@ -175,11 +174,7 @@ class SuffixHistory:
         known.form = int(state[suffixes.FORM])
         state[suffixes.MODE] = suffixes.IDLE
         self._free_slots.append(slot)
-        if known.learn and known.stored:
-            for surplus in self._retention.retire(known):
-                self._evict(surplus)
-        else:
-            self._remove(known)
+        self._retire(known)
 
     def cut(self, trajectory: str, length: int) -> None:
         """Keep the first `length` tokens: the host learned where the output really ended.
@@ -189,20 +184,31 @@ class SuffixHistory:
         known = self._retention.get(trajectory)
         if known is None:
             return
-        live = known.slot != pages.NONE
-        if live:
-            state = self._slots.state[known.slot]
-            known.tail, known.stored = int(state[suffixes.TAIL]), int(state[suffixes.STORED])
+        if known.slot != pages.NONE:
+            self._cut_live(known, length)
+        elif length < known.stored:
+            self._retention.revive(known)  # or the room that a cut may need could be made of it
+            self._cut_back(known, length)
+            self._retire(known)
+
+    def _cut_live(self, known: Trajectory, length: int) -> None:
+        state = self._slots.state[known.slot]
+        known.tail, known.stored = int(state[suffixes.TAIL]), int(state[suffixes.STORED])
+        known.form = int(state[suffixes.FORM])
         if length < known.stored:
             self._cut_back(known, length)
-            if live:
-                count = pages.read_last(self._arena, known.tail, self._recent)
-                recent = self._recent[len(self._recent) - count :]
-                self._reset_slot(
-                    known, recent, int(pages.shared_depth(self._arena, known.tail)), complete=True
-                )
-            elif not known.stored:
-                self._remove(known)
+            count = pages.read_last(self._arena, known.tail, self._recent)
+            recent = self._recent[len(self._recent) - count :]
+            shared = int(pages.shared_depth(self._arena, known.tail))
+            self._reset_slot(known, recent, shared, complete=True)
+
+    def _retire(self, known: Trajectory) -> None:
+        """No turn of it runs any more: keep it for others, or forget it."""
+        if not (known.learn and known.stored):
+            self._remove(known)
+            return
+        for surplus in self._retention.retire(known):
+            self._evict(surplus)
 
     def advance_epoch(self, epoch: int) -> None:
         """The policy changed: apply `max_epochs`, and let new outcomes outweigh what was calibrated."""
@@ -255,7 +261,7 @@ class SuffixHistory:
                 tail, stored = self._end_of(self._in_slot[slot])
                 pages.mark_sampled(self._arena, tail, np.array(each.sampled[:stored], bool))
                 self.end(slot)
-                taken += 1
+                taken += stored > 0
         return taken
 
     def save(self, path: str) -> None:
@@ -277,15 +283,13 @@ class SuffixHistory:
             UserError: there is no such file, one is damaged or something else, or its tokens are
                 another model's. Nothing was taken in then.
         """
-        files = find_archives(Path(path))
-        read = [read_archive(str(file)) for file in files]
-        for file, sequences in zip(files, read, strict=True):
-            if sequences.tokens.min(initial=0) < 0 or sequences.tokens.max(initial=0) >= vocabulary:
-                raise UserError(
-                    f"suffix history {file}: it has tokens beyond this model's vocabulary of {vocabulary}; "
-                    "name one that was kept with this model"
-                )
-        return sum(self.import_sequences(as_restored(sequences, epoch)) for sequences in read)
+        sequences = read_archives(Path(path))
+        if sequences.tokens.min(initial=0) < 0 or sequences.tokens.max(initial=0) >= vocabulary:
+            raise UserError(
+                f"suffix history {path}: it has tokens beyond this model's vocabulary of {vocabulary}; "
+                "name one that was kept with this model"
+            )
+        return self.import_sequences(as_restored(sequences, epoch))
 
     def check_integrity(self) -> None:
         """Raise AssertionError, with the reason, if the structures contradict each other."""

@@ -267,6 +267,17 @@ class SuffixProposer:
         for trajectory, length in lengths.items():
             self.history.cut(trajectory, length)
 
+    def save(self, path: str) -> None:
+        """Keep the history in a file; a disk that is full costs the next run speed, not this one its life."""
+        if not self.drafts:
+            return
+        try:
+            self.history.save(path)
+        except OSError as error:
+            if not self.counters.errors:
+                _log.warning("the history was not kept in %s: %s (logged once, then counted)", path, error)
+            self.counters.errors += 1
+
     def restore(self, path: str, empty_if_damaged: bool) -> int:
         """Learn what an earlier run kept; return how many trajectories.
 

@@ -3,7 +3,8 @@
 Walk each recorded response, draft at each place, accept the longest prefix that equals
 what was recorded, go on behind it. For a draft that is a point mass under exact
 rejection sampling this estimates acceptance without bias, at the temperature of the
-recording.
+recording. Attempts are replayed one after the other, though siblings run at the same
+time: a live one sees less of its siblings than is assumed here.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class Replay:
             size = int((drafts.survival[0] >= self._threshold).sum())
             right = accepted_length(drafts.tokens[0, :size], response[at:])
             accepted[:right] += 1
-            verified[: min(right + 1, size)] += 1
+            verified[: min(right + 1, size, len(response) - at)] += 1  # what lies behind the end is not known
             self._count[0] = min(right + 1, len(response) - at)
             steps, drafted = steps + 1, drafted + size
             history.extend(slot, response[None, at : at + self._count[0]], self._count)

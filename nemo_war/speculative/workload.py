@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from nemo_war.errors import UserError
-from nemo_war.speculative.archive import FOLDER, SUFFIX, Sequence, find_archives, read_archive
+from nemo_war.speculative.archive import FOLDER, SUFFIX, Sequence, read_archives
 
 Encode = Callable[[str], list[int]]
 SEGMENT = 40  # mean tokens that a synthetic trajectory copies or invents in one go
@@ -52,10 +52,13 @@ def read_trace(path: Path, encode: Encode) -> list[Recorded]:
     Raises:
         UserError: there is nothing to read, or something in it is of no known format.
     """
+    if path.suffix == SUFFIX or (path / FOLDER).is_dir() or (path.is_dir() and any(path.glob(f"*{SUFFIX}"))):
+        return [_from_history(each) for each in read_archives(path).rows()]
+    if (path / "events.jsonl").exists():
+        raise UserError(f"trace {path}: this run kept no history; name one that ran with WAR's drafts")
     if not path.is_dir():
         return read_recorded(path, encode)
-    is_run = (path / FOLDER).is_dir() or any(path.glob(f"*{SUFFIX}"))
-    files = find_archives(path) if is_run else sorted(path.glob("*.json*"))
+    files = sorted(path.glob("*.json*"))
     if not files:
         raise UserError(f"trace {path}: no recording in this folder; name a file, or the folder of a run")
     recorded = [each for file in files for each in read_recorded(file, encode)]
@@ -68,13 +71,10 @@ def read_recorded(path: Path, encode: Encode) -> list[Recorded]:
     Raises:
         UserError: the file cannot be read or is of no known format.
     """
-    if path.suffix == SUFFIX:
-        recorded = [_from_history(each) for each in read_archive(str(path)).rows()]
-        return sorted(recorded, key=lambda each: each.epoch)
     try:
         text = path.read_text()
         if text.lstrip().startswith("["):
-            recorded = [_from_tau_bench(entry, encode) for entry in json.loads(text)]
+            recorded = [_from_tau_bench(path.stem, entry, encode) for entry in json.loads(text)]
         else:
             lines = [json.loads(line) for line in text.splitlines() if line.strip()]
             recorded = [_from_nemo_gym(path.stem, index, entry, encode) for index, entry in enumerate(lines)]
@@ -82,7 +82,7 @@ def read_recorded(path: Path, encode: Encode) -> list[Recorded]:
         raise UserError(f"trace {path}: {error.strerror}; name a recorded file") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
-            f"trace {path}: neither tau-bench nor NeMo-Gym nor a history ({error!r}); name such a file"
+            f"trace {path}: neither tau-bench nor NeMo-Gym ({error!r}); name such a file"
         ) from None
     return sorted(recorded, key=lambda each: each.epoch)
 
@@ -98,10 +98,10 @@ def _from_history(sequence: Sequence) -> Recorded:
     return Recorded(sequence.trajectory, sequence.group, sequence.epoch, tuple(turns))
 
 
-def _from_tau_bench(entry: dict[str, Any], encode: Encode) -> Recorded:
+def _from_tau_bench(stem: str, entry: dict[str, Any], encode: Encode) -> Recorded:
     messages = [(message["role"], _content_of(message)) for message in entry["traj"]]
-    name = f"{entry['task_id']}/{entry['trial']}"
-    return Recorded(name, str(entry["task_id"]), int(entry["trial"]), _turns(messages, encode))
+    group = f"{stem}/{entry['task_id']}"
+    return Recorded(f"{group}/{entry['trial']}", group, int(entry["trial"]), _turns(messages, encode))
 
 
 def _content_of(message: dict[str, Any]) -> str:

@@ -87,7 +87,8 @@ class ReliabilityRecord:
     Attributes:
         predicted: mean prediction for the draft tokens in it.
         observed: share of them that were right.
-        draft_tokens: how many they were since the replica's start, verified or not.
+        draft_tokens: how many they were since the replica's start, verified or not; those behind a wrong
+            one are not counted.
     """
 
     run: Pass

@@ -33,25 +33,19 @@ class TestExtension(WarExtension):
         )
 
     def war_test_watch(self) -> None:
-        """Count from now on how often requests come back after a preemption."""
-        drafter = self.model_runner.drafter
-        propose = drafter.propose
-        self.returns, away, last = 0, set(), set()
+        """Count from now on how many requests the scheduler resumes after a preemption."""
+        execute = self.model_runner.execute_model
+        self.resumed = 0
 
-        def watch(*args: Any, **kwargs: Any) -> list[list[int]]:
-            nonlocal last
-            now = set(self.model_runner.input_batch.req_ids)
-            away.update(last - now)
-            self.returns += len(away & now)
-            away.difference_update(now)
-            last = now
-            return propose(*args, **kwargs)
+        def watch(scheduled: Any, *args: Any, **kwargs: Any) -> Any:
+            self.resumed += len(scheduled.scheduled_cached_reqs.resumed_req_ids)
+            return execute(scheduled, *args, **kwargs)
 
-        drafter.propose = watch
+        self.model_runner.execute_model = watch
 
     def war_test_returns(self) -> int:
         """Requests that came back since `war_test_watch`."""
-        return self.returns
+        return self.resumed
 
     def war_test_check(self) -> dict[str, int]:
         """Check the history, and say how much memory the process has."""

@@ -10,6 +10,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import ray
+
 from nemo_war.config import RefitConfig, WarConfig
 from nemo_war.generation.embedded.engine import EngineSpec
 from nemo_war.generation.embedded.fleet import Fleet
@@ -48,6 +50,12 @@ class Pinned:
 class RawReplica(Replica):
     """Takes any sampling parameters, as a client of vLLM's own server may send them."""
 
+    aborts = 0
+
+    async def aborted(self) -> int:
+        """Requests that were aborted while they ran."""
+        return self.aborts
+
     async def raw(
         self, prompt: Sequence[int], options: dict[str, Any], metadata: TurnMetadata
     ) -> list[RawAnswer]:
@@ -60,10 +68,14 @@ class RawReplica(Replica):
             options["structured_outputs"] = StructuredOutputsParams(**schema)
         whole = RequestOutputKind.FINAL_ONLY  # or the `n` completions come one by one
         params = SamplingParams(extra_args=metadata.to_extra_args(), output_kind=whole, **options)
-        async for output in self._engine.generate(
-            {"prompt_token_ids": list(prompt)}, params, metadata.trajectory
-        ):
-            last = output
+        try:
+            async for output in self._engine.generate(
+                {"prompt_token_ids": list(prompt)}, params, metadata.trajectory
+            ):
+                last = output
+        except asyncio.CancelledError:
+            self.aborts += 1
+            raise
         return [
             RawAnswer(tuple(each.token_ids), each.text, str(each.finish_reason), len(each.logprobs or ()))
             for each in last.outputs
@@ -92,7 +104,12 @@ async def raw(
 ) -> list[RawAnswer]:
     """One request with these sampling parameters."""
     metadata = TurnMetadata(f"t{next(_names)}", group, critical=critical)
-    return await on.ask_one(replica, "raw", prompt, options, metadata)
+    reference = on._actors[replica].raw.remote(prompt, options, metadata)
+    try:
+        return await reference
+    except asyncio.CancelledError:
+        ray.cancel(reference)
+        raise
 
 
 @asynccontextmanager

@@ -64,7 +64,7 @@ async def test_rows_of_all_kinds_in_one_batch_keep_their_distributions(
     accepted = after["accepted_tokens"] - before["accepted_tokens"]
     print(
         f"{len(p_values)} comparisons, p-values {np.round(sorted(p_values)[:5], 4)} and up; "
-        f"{drafted} draft tokens, {accepted / drafted:.0%} accepted"
+        f"{drafted} draft tokens, {accepted / max(1, drafted):.0%} accepted"
     )
     assert accepted > 0.2 * len(KINDS) * SAMPLES * (TOKENS - 1), (
         "too few drafts were accepted to prove anything"

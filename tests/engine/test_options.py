@@ -83,18 +83,20 @@ async def test_eos_in_a_draft_stays_masked_before_min_tokens(war: Fleet, model_f
     eos = speak.encode("<|im_end|>")[0]
     short = await many(war, prompt, 8, max_tokens=40, temperature=1.0)
     assert any(answer.tokens[-1] == eos and len(answer.tokens) < 20 for answer in short), "no history of EOS"
+    before = await drafted(war)
     answers = await many(war, prompt, 16, max_tokens=40, min_tokens=20, temperature=1.0)
+    assert await drafted(war) > before
     for answer in answers:
         assert len(answer.tokens) >= 20
-        assert eos not in answer.tokens[:19]
+        assert eos not in answer.tokens[:20]
 
 
 async def test_a_stop_token_inside_a_draft_ends_the_output_and_its_logprobs(
     war: Fleet, model_folder: Path
 ) -> None:
     prompt, newline = begun_copy(model_folder, 3), chat(model_folder).encode("\n")[0]
-    before = await drafted(war)
     await many(war, prompt, 4, max_tokens=48, temperature=1.0)
+    before = await drafted(war)
     answers = await many(war, prompt, 8, max_tokens=48, stop_token_ids=[newline], logprobs=2, temperature=1.0)
     stopped = [answer for answer in answers if answer.tokens[-1] == newline]
     assert stopped
@@ -108,7 +110,9 @@ async def test_a_stop_string_in_the_middle_of_a_certain_draft_ends_the_text(
     war: Fleet, model_folder: Path
 ) -> None:
     prompt = begun_copy(model_folder, 3)
+    before = await drafted(war)
     answers = await many(war, prompt, 8, max_tokens=48, stop=[" ="], temperature=1.0)
+    assert await drafted(war) > before
     assert all(" =" not in answer.text for answer in answers)
     assert any(answer.finish_reason == "stop" for answer in answers)
 

@@ -70,16 +70,18 @@ async def test_ten_thousand_requests_leave_memory_flat_and_the_history_whole(
             checked = (await war.ask("call", "war_test_check"))[0]
             resident.append(checked["resident"])
             assert checked["live"] <= 16 + 1
+        engine_aborts = (await war.ask("aborted"))[0]
         counted, returns = await statistics(war), (await war.ask("call", "war_test_returns"))[0]
     growth = np.polyfit(np.arange(len(resident) // 2), resident[len(resident) // 2 :], 1)[0]
     print(
-        f"{REQUESTS} requests, {aborted} aborted, {returns} preempted and back, "
+        f"{REQUESTS} requests, {aborted} given up, {engine_aborts} while they ran, "
+        f"{returns} preempted and back, "
         f"{counted['accepted_tokens']} of {counted['draft_tokens']} draft tokens accepted, "
         f"{counted['history_tokens']} tokens of history; resident MiB {[size >> 20 for size in resident]}, "
         f"{growth / 2**20:.2f} MiB more in {CHECK_EVERY} at the end"
     )
     assert not failures
-    assert aborted > 0.05 * REQUESTS
+    assert engine_aborts > 0.03 * REQUESTS
     assert returns > 100
     assert counted["errors"] == 0
     assert counted["accepted_tokens"] > 1000

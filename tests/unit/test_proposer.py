@@ -346,3 +346,14 @@ def test_a_damaged_history_is_refused_or_left_out_as_configured(runner: Runner, 
     with pytest.raises(UserError, match="not a suffix history"):
         runner.proposer.restore(str(path), empty_if_damaged=False)
     assert runner.proposer.restore(str(path), empty_if_damaged=True) == 0
+
+
+def test_a_disk_that_is_full_is_counted_and_the_run_goes_on(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    def fail(path: str) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(runner.proposer.history, "save", fail)
+    runner.proposer.save(str(tmp_path / "replica-0.suffixes"))
+    assert runner.proposer.statistics()["errors"] == 1

@@ -39,7 +39,7 @@ def test_counts_by_position_add_up():
     other[::10] = 5
     replayed = Replay(0.05, 8).run([attempt(0), attempt(1, other), attempt(2, other)])
     for each in replayed:
-        assert each.steps + each.accepted.sum() >= each.tokens  # an accepted token may lie behind the end
+        assert each.steps + each.accepted.sum() - each.tokens in (0, 1)  # the last token may be a draft's
         assert (each.accepted <= each.verified).all()
         assert (np.diff(each.verified) <= 0).all()
         assert (each.verified[1:] <= each.accepted[:-1]).all()

@@ -43,5 +43,17 @@ def test_a_damaged_or_missing_one_names_the_key_and_the_way_out(tmp_path, make):
     check_history(war(path, empty_if_damaged=True))
 
 
+def test_a_link_means_what_it_pointed_at_when_the_run_began(tmp_path):
+    """`runs/latest` is moved to the new run before the replicas open it."""
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+    latest = tmp_path / "latest"
+    latest.symlink_to("old")
+    config = war(latest)
+    latest.unlink()
+    latest.symlink_to("new")
+    assert config.speculative.history.restore == (tmp_path / "old").resolve()
+
+
 def test_a_relative_path_is_made_absolute_as_other_processes_open_it():
     assert war(Path("runs/latest")).speculative.history.restore == Path.cwd() / "runs/latest"

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nemo_war.config import HistoryConfig
+from nemo_war.speculative import calibration, index
 from nemo_war.speculative.history import SuffixHistory
 
 
@@ -52,6 +53,28 @@ def test_a_trajectory_that_was_cut_counts_for_what_is_left():
     remember(history, "b", "g", 350)
     assert names(history) == ["a", "b"]
     history.check_integrity()
+
+
+def test_a_cut_in_a_full_history_does_not_make_room_of_what_it_cuts():
+    history = SuffixHistory(256, 4)
+    remember(history, "old", "g", 100)
+    slot = history.begin("live", "g", 0, np.arange(128, dtype=np.int32))
+    history.cut("old", 50)
+    history.check_integrity()
+    assert [len(each.tokens) for each in history.export_sequences().rows()] == [50, 128]
+    history.end(slot)
+
+
+def test_a_cut_of_a_live_turn_keeps_how_its_drafts_did():
+    history = SuffixHistory(4096, 4)
+    slot = history.begin("t", "g", 0, np.arange(100, dtype=np.int32) % 7)
+    slots, one = np.array([slot], np.int32), np.ones(1, np.int32)
+    for _ in range(12):  # it repeats itself, and is drafted rightly
+        history.draft(slots, 4 * one, 0)
+        history.extend(slots, np.full((1, 1), 900, np.int32), one)
+    before = history._slots.state[slot, index.FORM]
+    history.cut("t", 105)
+    assert history._slots.state[slot, index.FORM] == before > calibration.FIRST_FORM
 
 
 def test_without_a_share_one_group_may_fill_the_history():

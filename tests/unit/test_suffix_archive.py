@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import stat
 
@@ -104,6 +106,66 @@ def test_a_history_saved_and_loaded_again_and_again_stays_the_same(saved):
     first = load(saved)
     first.save(str(saved))
     assert load(saved).export_sequences().trajectories == first.export_sequences().trajectories
+
+
+def remember(history: SuffixHistory, name: str, first: int, epoch: int = 0) -> None:
+    history.end(history.begin(name, "g", epoch, np.arange(first, first + 40, dtype=np.int32)))
+
+
+def test_runs_that_name_their_trajectories_alike_may_be_restored_one_from_the_other(tmp_path):
+    path = tmp_path / "replica-0.suffixes"
+    for first in (0, 20, 40):
+        history = load(path) if path.exists() else SuffixHistory(4096, 4)
+        remember(history, "t0", first)
+        history.save(str(path))
+    assert load(path).stats().trajectories == 3
+
+
+def test_of_several_replicas_the_newest_epochs_are_kept_whatever_file_they_are_in(tmp_path):
+    for number, epochs in enumerate(((7, 8), (1, 2))):
+        history = SuffixHistory(4096, 4)
+        for epoch in epochs:
+            text = np.random.default_rng(epoch).integers(0, 99, 100).astype(np.int32)
+            history.end(history.begin(f"t{epoch}", "g", epoch, text))
+        history.save(str(tmp_path / f"replica-{number}.suffixes"))
+    small = SuffixHistory(256, 4)
+    small.load(str(tmp_path), vocabulary=100, epoch=8)
+    assert small.export_sequences().epochs.tolist() == [7, 8]
+
+
+def crafted(path, body: bytes) -> None:
+    digest = hashlib.blake2b(body).hexdigest().encode()
+    path.write_bytes(b"nemo_war suffix history 1\n" + digest + b"\n" + body)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"lengths": 0, "epochs": [], "groups": [], "trajectories": []},
+        {"lengths": [[1, 0]], "epochs": [0], "groups": ["g"], "trajectories": ["t"]},
+        {"lengths": [2**62] * 4, "epochs": [0] * 4, "groups": ["g"] * 4, "trajectories": list("abcd")},
+        {"lengths": [-1, 1], "epochs": [0, 0], "groups": ["g"] * 2, "trajectories": ["a", "b"]},
+        {"lengths": [0], "epochs": [-(2**31)], "groups": ["g"], "trajectories": ["t"]},
+        {"lengths": [0], "epochs": [2**70], "groups": ["g"], "trajectories": ["t"]},
+        {"lengths": [0], "epochs": [0], "groups": [], "trajectories": ["t"]},
+        {"lengths": [9], "epochs": [0], "groups": ["g"], "trajectories": ["t"]},
+        {"lengths": ["many"], "epochs": [0], "groups": ["g"], "trajectories": ["t"]},
+        {"epochs": [0]},
+        [],
+    ],
+)
+def test_a_header_that_lies_is_refused_though_its_checksum_is_right(tmp_path, header):
+    path = tmp_path / "replica-0.suffixes"
+    crafted(path, json.dumps(header).encode() + b"\n" + bytes(16))
+    with pytest.raises(UserError, match="malformed"):
+        load(path)
+
+
+def test_a_header_nested_without_end_is_refused(tmp_path):
+    path = tmp_path / "replica-0.suffixes"
+    crafted(path, b"[" * 100_000 + b"\n")
+    with pytest.raises(UserError, match="malformed"):
+        load(path)
 
 
 def test_epochs_of_another_run_end_where_this_one_begins(saved):

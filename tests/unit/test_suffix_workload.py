@@ -33,7 +33,12 @@ def test_tau_bench_attempts_at_a_task_are_a_group_and_attempts_are_epochs(tmp_pa
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(entries))
     recorded = read_recorded(path, encode)
-    assert [(each.group, each.epoch) for each in recorded] == [("3", 0), ("4", 0), ("3", 1), ("4", 1)]
+    assert [(each.group, each.epoch) for each in recorded] == [
+        ("trace/3", 0),
+        ("trace/4", 0),
+        ("trace/3", 1),
+        ("trace/4", 1),
+    ]
     (first, called), (second, answer) = recorded[0].turns
     assert (
         said(first)
@@ -90,6 +95,27 @@ def test_a_history_of_ones_own_is_read_turn_by_turn(tmp_path):
     (recorded,) = read_trace(tmp_path / "run", encode)
     assert [(p.tolist(), r.tolist()) for p, r in recorded.turns] == [([1, 2, 3], [7, 8]), ([4, 5], [9])]
     assert (recorded.group, recorded.epoch) == ("g", 3)
+
+
+def test_replicas_that_remember_the_same_trajectory_do_not_count_it_twice(tmp_path):
+    folder = tmp_path / "run" / "history"
+    folder.mkdir(parents=True)
+    for number, length in enumerate((5, 3)):
+        history = SuffixHistory(4096, 4)
+        slot = history.begin("t", "g", 0, np.arange(3, dtype=np.int32))
+        history.extend(
+            np.array([slot], np.int32), np.full((1, length), 9, np.int32), np.array([length], np.int32)
+        )
+        history.end(slot)
+        history.save(str(folder / f"replica-{number}.suffixes"))
+    (recorded,) = read_trace(tmp_path / "run", encode)
+    assert len(recorded.turns[0][1]) == 5
+
+
+def test_a_run_that_kept_no_history_is_told_from_a_recording(tmp_path):
+    (tmp_path / "events.jsonl").write_text("{}")
+    with pytest.raises(UserError, match="this run kept no history"):
+        read_trace(tmp_path, encode)
 
 
 def test_a_folder_without_recordings_is_refused(tmp_path):

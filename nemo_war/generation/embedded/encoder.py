@@ -28,7 +28,7 @@ def encoder(folder: Path | None) -> Callable[[str], list[int]]:
         try:
             return AutoTokenizer.from_pretrained(str(source), local_files_only=True)
         except (OSError, ValueError) as error:
-            reason = str(error).splitlines()[0]
+            reason = " ".join(str(error).split())[:200]
             raise UserError(f"--tokenizer {source}: {reason}; name the folder of a tokenizer") from None
 
     return lambda text: tokenizer().encode(text, add_special_tokens=False)

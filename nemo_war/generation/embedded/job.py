@@ -66,7 +66,7 @@ def run(config: RunConfig, *, compare: bool, run_dir: Path | None) -> int:
 
 
 def check_history(war: WarConfig) -> None:
-    """A history that cannot be restored should not take the start of all engines to be found."""
+    """A history that cannot be read should not take the start of all engines to be found."""
     history = war.speculative.history
     if history.restore is None or history.empty_if_damaged or not (war.enabled and war.speculative.enabled):
         return

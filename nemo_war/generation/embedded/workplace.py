@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -108,7 +109,8 @@ class Workplace:
         """Write what each replica's drafter remembers into the run's folder; stock fleets have nothing."""
         if fleet.spec.speculates:
             folder = self.folder / FOLDER
-            folder.mkdir(exist_ok=True)
+            with contextlib.suppress(OSError):  # each replica tells of its file
+                folder.mkdir(exist_ok=True)
             await fleet.ask("save_history", str(folder))
 
     async def refit(self, which: Pass, fleet: Fleet, weights: Weights) -> RefitOutcome:
