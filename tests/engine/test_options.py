@@ -54,7 +54,7 @@ async def test_json_schemas_hold_through_preemptions_and_drafts(war: Fleet, mode
     prompt = chat(model_folder).prompt([{"role": "user", "content": ask}])
     before, returns = await drafted(war), (await war.ask("call", "war_test_returns"))[0]
     answers = []
-    for _ in range(4):
+    for _ in range(2):
         answers += await many(war, prompt, 8, json=SCHEMA, max_tokens=200, temperature=1.0)
     # Free text of many tokens beside it, so that the KV cache overflows again and again.
     mixed = await asyncio.gather(
