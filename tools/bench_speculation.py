@@ -50,7 +50,7 @@ MODULE = "tools.bench_speculation"  # `__name__` is `__main__` here, and workers
 BATCHES = (1, 4, 16, 32)
 WARM_UP = 10**6  # number of the round that warms up, whose prompts never come again
 TOKENS = (40, 88)  # of a turn, drawn; equal lengths would keep a batch in lockstep, as no real one is
-DIALOGUES = {1: 4, 4: 12}
+DIALOGUES = {1: 4, 4: 12, 16: 32}
 """Of a cell at these batches, so that its end, with places empty, counts little; elsewhere one for each."""
 ENGINE = {
     "block_size": 32,
@@ -66,7 +66,7 @@ CPU_PRIOR = StepTimePrior(
     base=25, per_request=1, per_token=1.6, per_draft_token=0.8, per_kilotoken=1,
     speculating=2, speculating_per_request=2,
 )  # fmt: skip
-WAR = WarConfig(speculative=SpeculativeConfig(max_draft_tokens=12, step_time_prior=CPU_PRIOR))
+WAR = WarConfig(speculative=SpeculativeConfig(max_draft_tokens=24, step_time_prior=CPU_PRIOR))
 SETTINGS = [f"{a}_{b}" for a in ("alpha", "beta", "gamma", "port", "host") for b in ("size", "mode", "path")]
 TOPICS = ["the sea", "a train", "winter", "bread", "a lighthouse", "the market", "an old clock", "a garden"]
 
@@ -129,7 +129,7 @@ class BenchFleet(Fleet):
 
 def specs(folder: str) -> dict[str, EngineSpec]:
     stock = EngineSpec(folder, ENGINE, None)
-    seam = {"method": "custom_class", "model": f"{MODULE}.NeverDrafts", "num_speculative_tokens": 12}
+    seam = {"method": "custom_class", "model": f"{MODULE}.NeverDrafts", "num_speculative_tokens": 24}
     extension = f"{MODULE}.CompatExtension"
     made = {
         "plain": stock,
@@ -239,7 +239,7 @@ class Bench:
         return [finished[23], finished[-1] - finished[23]]
 
 
-async def measure(repeats: int, batches: Sequence[int], falling: bool) -> dict[str, Any]:
+async def measure(repeats: int, batches: Sequence[int], sets: Sequence[str], falling: bool) -> dict[str, Any]:
     from transformers import AutoTokenizer
 
     folder = model.resolve(model.BUNDLED, print)
@@ -250,8 +250,8 @@ async def measure(repeats: int, batches: Sequence[int], falling: bool) -> dict[s
     try:
         await asyncio.gather(*(fleet.start() for fleet in fleets.values()))
         bench = Bench(fleets, Chat(AutoTokenizer.from_pretrained(folder)))
-        await cells(bench, fleets, 1, batches[:1], warm_up=True)
-        result = await cells(bench, fleets, repeats, batches)
+        await cells(bench, fleets, 1, batches[:1], sets, warm_up=True)
+        result = await cells(bench, fleets, repeats, batches, sets)
         if falling:
             result["phases"] = await phases(bench, fleets, repeats)
         return result
@@ -260,13 +260,18 @@ async def measure(repeats: int, batches: Sequence[int], falling: bool) -> dict[s
 
 
 async def cells(
-    bench: Bench, fleets: dict[str, Fleet], repeats: int, batches: Sequence[int], warm_up: bool = False
+    bench: Bench,
+    fleets: dict[str, Fleet],
+    repeats: int,
+    batches: Sequence[int],
+    sets: Sequence[str],
+    warm_up: bool = False,
 ) -> dict[str, Any]:
     names = list(fleets)
     times: dict[tuple[str, int], dict[str, list[float]]] = {}
     counted: dict[tuple[str, int], dict[str, int]] = {}
     for repeat in range(repeats):
-        for set_name in SETS:
+        for set_name in sets:
             for batch in batches:
                 order = names[repeat % len(names) :] + names[: repeat % len(names)]
                 for name in order:
@@ -359,6 +364,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS))
     parser.add_argument("--no-phases", action="store_true", help="leave the falling load out")
     parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
     arguments = parser.parse_args()
@@ -373,7 +379,9 @@ def main() -> None:
         runtime_env={"env_vars": {"PYTHONPATH": path}},
     )
     try:
-        result = asyncio.run(measure(arguments.repeats, arguments.batches, not arguments.no_phases))
+        result = asyncio.run(
+            measure(arguments.repeats, arguments.batches, arguments.sets, not arguments.no_phases)
+        )
     finally:
         ray.shutdown()
     print(table(result))

@@ -16,8 +16,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.asyncio(loop_sco
 
 REQUESTS = 10_000
 CHECK_EVERY = 1_000
-KV_BYTES = 640 * 1024
-"""640 tokens of the tiny model: less than sixteen requests need, so that some are preempted all the time."""
+KV_BYTES = 512 * 1024
+"""512 tokens of the tiny model: less than sixteen requests need, so that some are preempted all the time."""
 WAR = WarConfig(
     speculative=SpeculativeConfig(
         max_draft_tokens=6, max_running=32, history=HistoryConfig(max_tokens=20_000)
