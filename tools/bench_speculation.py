@@ -48,6 +48,7 @@ from nemo_war.speculative.pricing import DraftPricer
 
 MODULE = "tools.bench_speculation"  # `__name__` is `__main__` here, and workers import it
 BATCHES = (1, 4, 16, 32)
+MAX_DRAFT = 24  # of every drafter: vLLM's default for its suffix decoding
 WARM_UP = 10**6  # number of the round that warms up, whose prompts never come again
 TOKENS = (40, 88)  # of a turn, drawn; equal lengths would keep a batch in lockstep, as no real one is
 DIALOGUES = {1: 4, 4: 12, 16: 32}
@@ -66,7 +67,7 @@ CPU_PRIOR = StepTimePrior(
     base=25, per_request=1, per_token=1.6, per_draft_token=0.8, per_kilotoken=1,
     speculating=2, speculating_per_request=2,
 )  # fmt: skip
-WAR = WarConfig(speculative=SpeculativeConfig(max_draft_tokens=24, step_time_prior=CPU_PRIOR))
+WAR = WarConfig(speculative=SpeculativeConfig(max_draft_tokens=MAX_DRAFT, step_time_prior=CPU_PRIOR))
 SETTINGS = [f"{a}_{b}" for a in ("alpha", "beta", "gamma", "port", "host") for b in ("size", "mode", "path")]
 TOPICS = ["the sea", "a train", "winter", "bread", "a lighthouse", "the market", "an old clock", "a garden"]
 
@@ -129,7 +130,8 @@ class BenchFleet(Fleet):
 
 def specs(folder: str) -> dict[str, EngineSpec]:
     stock = EngineSpec(folder, ENGINE, None)
-    seam = {"method": "custom_class", "model": f"{MODULE}.NeverDrafts", "num_speculative_tokens": 24}
+    never = f"{MODULE}.NeverDrafts"
+    seam = {"method": "custom_class", "model": never, "num_speculative_tokens": MAX_DRAFT}
     extension = f"{MODULE}.CompatExtension"
     made = {
         "plain": stock,
@@ -137,7 +139,7 @@ def specs(folder: str) -> dict[str, EngineSpec]:
         "ours": EngineSpec(folder, ENGINE, WAR, extension=f"{MODULE}.ForcedExtension"),
     }
     if importlib.util.find_spec("arctic_inference"):
-        suffix = {"method": "suffix", "num_speculative_tokens": 24}
+        suffix = {"method": "suffix", "num_speculative_tokens": MAX_DRAFT}
         made["suffix"] = replace(stock, engine=ENGINE | {"speculative_config": suffix}, extension=extension)
     return made
 

@@ -165,14 +165,9 @@ class SuffixHistory:
         known = self._in_slot.pop(slot, None)
         if known is None:
             return
-        state = self._slots.state[slot]
-        known.tail, known.stored, known.slot = (
-            int(state[suffixes.TAIL]),
-            int(state[suffixes.STORED]),
-            pages.NONE,
-        )
-        known.form = int(state[suffixes.FORM])
-        state[suffixes.MODE] = suffixes.IDLE
+        self._read_slot(known)
+        known.slot = pages.NONE
+        self._slots.state[slot, suffixes.MODE] = suffixes.IDLE
         self._free_slots.append(slot)
         self._retire(known)
 
@@ -192,9 +187,7 @@ class SuffixHistory:
             self._retire(known)
 
     def _cut_live(self, known: Trajectory, length: int) -> None:
-        state = self._slots.state[known.slot]
-        known.tail, known.stored = int(state[suffixes.TAIL]), int(state[suffixes.STORED])
-        known.form = int(state[suffixes.FORM])
+        self._read_slot(known)
         if length < known.stored:
             self._cut_back(known, length)
             count = pages.read_last(self._arena, known.tail, self._recent)
@@ -327,11 +320,18 @@ class SuffixHistory:
         self._in_slot[known.slot] = known
         state = self._slots.state[known.slot]
         state[suffixes.TAIL], state[suffixes.STORED] = known.tail, known.stored
+        state[suffixes.FORM] = known.form
         return True
+
+    def _read_slot(self, known: Trajectory) -> None:
+        """Bring a live trajectory up to what its slot, which kernels write, says of it."""
+        state = self._slots.state[known.slot]
+        known.tail, known.stored = int(state[suffixes.TAIL]), int(state[suffixes.STORED])
+        known.form = int(state[suffixes.FORM])
 
     def _store(self, known: Trajectory, tokens: np.ndarray) -> int:
         """Make the stored tokens of a live trajectory equal `tokens` as far as there is room."""
-        known.tail, known.stored = self._end_of(known)
+        self._read_slot(known)
         if known.stored == 0:
             known.tail = int(
                 pages.share(self._arena, tokens, known.row, known.kin_id, known.epoch, not known.learn)
@@ -378,12 +378,12 @@ class SuffixHistory:
         suffixes.catch_up(self._arena, self._slots, known.slot, tokens[start:], self.calibration.trust)
 
     def _cut_back(self, known: Trajectory, keep: int) -> None:
+        """Only for a trajectory that cannot be evicted meanwhile: a cut may need room."""
         self._make_room(1 - self._free_pages())
-        known.tail, stored = map(
+        known.tail, known.stored = map(
             int,
             pages.cut(self._arena, known.tail, keep, known.row, known.kin_id, known.epoch, not known.learn),
         )
-        self._retention.resize(known, stored)
 
     def _end_of(self, known: Trajectory) -> tuple[int, int]:
         """Last page and number of stored tokens."""

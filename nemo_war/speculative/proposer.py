@@ -230,10 +230,8 @@ class SuffixProposer:
         if metadata is None:  # a client that says nothing about itself: its own tokens still help it
             metadata = TurnMetadata(trajectory=request, group=request, learn=False)
         trajectory = metadata.trajectory
-        if any(
-            turn.trajectory == trajectory for turn in self._live.values()
-        ):  # `n` > 1, or a careless client
-            trajectory = f"{trajectory}/{request}"
+        if any(turn.trajectory == trajectory for turn in self._live.values()):
+            trajectory = f"{trajectory}/{request}"  # `n` > 1, or a careless client: one place each
         prompt = state.num_prompt_tokens
         slot = self.history.begin(
             trajectory, metadata.group, metadata.epoch, tokens[:prompt], learn=metadata.learn

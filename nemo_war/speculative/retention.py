@@ -94,7 +94,7 @@ class Retention:
         self._groups.setdefault(known.group, _Group(known.group_id)).members += 1
 
     def revive(self, known: Trajectory) -> None:
-        """A turn of it runs again; nothing happens if it is live already."""
+        """Take it out of what may go, if it is there: a turn of it runs again, or it is about to change."""
         if self._ended.pop(known.name, None) is not None:
             group = self._groups[known.group]
             del group.ended[known.name]
@@ -117,12 +117,6 @@ class Retention:
             surplus.append(each)
             excess -= each.stored
         return surplus
-
-    def resize(self, known: Trajectory, stored: int) -> None:
-        """So many of its tokens are stored now."""
-        if known.name in self._ended:
-            self._groups[known.group].tokens += stored - known.stored
-        known.stored = stored
 
     def remove(self, known: Trajectory) -> None:
         """Forget it, live or ended."""

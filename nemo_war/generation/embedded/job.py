@@ -20,7 +20,7 @@ from nemo_war.generation.embedded.workplace import Workplace
 from nemo_war.generation.refit import RefitError
 from nemo_war.report import summary
 from nemo_war.report.main import report
-from nemo_war.speculative.archive import find_archives, read_archive
+from nemo_war.speculative.archive import read_archives
 from nemo_war.telemetry.log import FILE_NAME, EventLog, read
 from nemo_war.telemetry.progress import progress, stage
 
@@ -71,8 +71,7 @@ def check_history(war: WarConfig) -> None:
     if history.restore is None or history.empty_if_damaged or not (war.enabled and war.speculative.enabled):
         return
     try:
-        for file in find_archives(history.restore):
-            read_archive(str(file))
+        read_archives(history.restore)
     except UserError as error:
         raise ConfigError(
             "policy.generation.war.speculative.history.restore",
