@@ -51,7 +51,7 @@ BATCHES = (1, 4, 16, 32)
 MAX_DRAFT = 24  # of every drafter: vLLM's default for its suffix decoding
 WARM_UP = 10**6  # number of the round that warms up, whose prompts never come again
 TOKENS = (40, 88)  # of a turn, drawn; equal lengths would keep a batch in lockstep, as no real one is
-DIALOGUES = {1: 4, 4: 12, 16: 32}
+DIALOGUES = {1: 8, 4: 12, 16: 32}
 """Of a cell at these batches, so that its end, with places empty, counts little; elsewhere one for each."""
 ENGINE = {
     "block_size": 32,

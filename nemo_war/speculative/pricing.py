@@ -11,6 +11,11 @@ step makes dT/dn nearly zero and almost any guess is worth it; near saturation t
 price passes 1 and nothing is. There is no batch threshold. The survival probability
 falls along a draft, so the n best tokens are always whole beginnings of drafts.
 
+Two corrections keep it honest. Of many guesses the best promise more than they keep, so
+promises are discounted by how recent ones were kept. And who only ever drafts cannot
+tell what drafting costs from what a request costs: while that is in doubt by more than
+the decision can bear, every second step does the other thing.
+
 Goodput as the objective is SmartSpec's (arXiv 2406.14066), the competition of all
 slots of the batch that of vLLM's adaptive verification.
 """
@@ -22,15 +27,17 @@ import numpy as np
 from nemo_war.generation.step_time import StepLoad, StepTimeModel
 
 _MARGIN_ON, _MARGIN_OFF = 1.05, 1.1
-"""Goodput that drafting must promise, against none, while it is on and while it is off. The best of many
-guesses promises more than it keeps, a step that is longer for some is longer for all, those without a draft
-included, and a model's error of a few percent must not switch it at every step."""
+"""Goodput that drafting must promise, against none, while it is on and while it is off. A step that is longer
+for some is longer for all, those without a draft included, and a model's error of a few percent must not
+switch it at every step."""
 _CRITICAL = 2.0
 """Worth of a critical request's tokens: the step waits for it, so its time counts for more than its share."""
-_PROBE_EVERY = 256
-"""Steps without drafts after which one step drafts all the same, to correct a cost that is wrong."""
-_PROBE_TOKENS = 8
-"""Draft tokens of such a step, at most."""
+_TRUST_MEMORY = 0.98
+"""Per step with drafts: the keeping of promises is judged on the last 50."""
+_TRUST_PRIOR = 30.0
+"""Accepted tokens' worth of trust given at the start."""
+DOUBT = 2.0
+"""Standard deviations of the cost of drafting within which the other decision may be the better one."""
 
 
 class DraftPricer:
@@ -40,18 +47,22 @@ class DraftPricer:
         price: acceptance probability that the last draft token had to have; 0 at first.
     """
 
-    def __init__(self, model: StepTimeModel, max_running: int | None = None) -> None:
+    def __init__(self, model: StepTimeModel, max_running: int | None = None, doubt: float = DOUBT) -> None:
         """Price by a step-time model, which somebody else keeps up to date.
 
         Args:
             model: step times.
             max_running: forced load rule for ablations: no drafts above so many running
                 requests, and no price below.
+            doubt: how many standard deviations of the model's belief leave room for a probe; 0 for none.
         """
         self._model = model
+        self._doubt = doubt
         self._max_running = max_running
         self._drafting = True
-        self._idle_steps = 0
+        self._drafted = False
+        self._chosen, self._promise = 0, 0.0
+        self._promised, self._kept = _TRUST_PRIOR, _TRUST_PRIOR
         self.price = 0.0
 
     def wants(self, running: int) -> bool:
@@ -77,29 +88,53 @@ class DraftPricer:
             return lengths
         worth = np.where(critical, _CRITICAL, 1.0)
         offered = np.arange(survival.shape[1]) < lengths[:, None]
-        values = np.where(offered, survival, 0.0) * worth[:, None]
+        values = np.where(offered, survival * self.trust, 0.0) * worth[:, None]
         gains = -np.sort(-values[offered])
         count = self._best(load, worth.sum(), gains)
-        if not count:
-            return np.zeros_like(lengths)
         # Ties beyond `count` are of equal worth; taking them all keeps the cut a plain comparison.
-        return (offered & (values >= gains[count - 1])).sum(axis=1).astype(np.int32)
+        chosen = offered & (values >= (gains[count - 1] if count else np.inf))
+        self._chosen, self._promise = int(chosen.sum()), float(survival[chosen].sum())
+        return chosen.sum(axis=1).astype(np.int32)
+
+    @property
+    def trust(self) -> float:
+        """Accepted tokens per promised one: the best of many guesses promise more than they keep."""
+        return min(1.0, self._kept / self._promised)
+
+    def settle(self, verified: int, accepted: int) -> None:
+        """Tell what became of the last choice; one that was not verified as it was counts for nothing.
+
+        Args:
+            verified: draft tokens that the step verified.
+            accepted: those of them that it accepted.
+        """
+        if not verified or verified != self._chosen:
+            return
+        self._promised = _TRUST_MEMORY * self._promised + self._promise
+        self._kept = _TRUST_MEMORY * self._kept + accepted
 
     def _best(self, load: StepLoad, base: float, gains: np.ndarray) -> int:
         """Number of draft tokens with the highest goodput, hysteresis and probes applied."""
+        if not len(gains):
+            return 0
         times = self._model.with_drafts(load, len(gains))
         goodput = (base + np.concatenate([[0.0], np.cumsum(gains)])) / times
-        best = int(np.argmax(goodput))
-        if best + 1 < len(times):
-            self.price = float((times[best + 1] - times[best]) * goodput[best])
-        self._drafting = (
-            goodput[best] >= goodput[0] * (_MARGIN_ON if self._drafting else _MARGIN_OFF) and best > 0
-        )
-        if self._drafting:
-            self._idle_steps = 0
-            return best
-        self._idle_steps += 1
-        if self._idle_steps < _PROBE_EVERY or not len(gains):
-            return 0
-        self._idle_steps = 0
-        return min(len(gains), _PROBE_TOKENS)
+        best = 1 + int(np.argmax(goodput[1:]))
+        gain = goodput[best] / goodput[0]
+        self._drafting = bool(gain >= (_MARGIN_ON if self._drafting else _MARGIN_OFF))
+        count = best if self._drafting else 0
+        if count + 1 < len(times):
+            self.price = float((times[count + 1] - times[count]) * goodput[count])
+        if self._drafted == self._drafting and self._in_doubt(load, best, gain, times[best]):
+            count = best - count
+        self._drafted = count > 0
+        return count
+
+    def _in_doubt(self, load: StepLoad, drafts: int, gain: float, milliseconds: float) -> bool:
+        """Whether drafting may cost so much less, or more, that the other decision would be right.
+
+        A step that does the other thing finds out. Without such, a job that always drafts
+        (or never does) cannot tell what drafting costs from what a request does.
+        """
+        swing = 1 + self._doubt * self._model.doubt(load, drafts) / milliseconds
+        return gain < swing if self._drafting else gain * swing > _MARGIN_OFF

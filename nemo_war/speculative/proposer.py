@@ -195,9 +195,12 @@ class SuffixProposer:
             if verified[row]
         ]
         counters.speculating_steps += bool(outcomes)
+        verified_tokens = sum(proposed for proposed, _ in outcomes)
+        accepted_tokens = sum(accepted for _, accepted in outcomes)
         counters.drafts += len(outcomes)
-        counters.draft_tokens += sum(proposed for proposed, _ in outcomes)
-        counters.accepted_tokens += sum(accepted for _, accepted in outcomes)
+        counters.draft_tokens += verified_tokens
+        counters.accepted_tokens += accepted_tokens
+        self.pricer.settle(verified_tokens, accepted_tokens)
 
     def _follow(
         self, rows: list[int], token_ids: np.ndarray, lengths: np.ndarray

@@ -3,7 +3,6 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,8 +13,9 @@ from nemo_war.speculative.pricing import DraftPricer
 
 
 def pricer(max_running: int | None = None, **prior: float) -> DraftPricer:
+    """A pricer that believes what it is told, and never probes."""
     fields = dict.fromkeys(StepTimePrior.model_fields, 0) | {"base": 20, "per_token": 0.01} | prior
-    return DraftPricer(StepTimeModel(StepTimePrior(**fields)), max_running)
+    return DraftPricer(StepTimeModel(StepTimePrior(**fields)), max_running, doubt=0)
 
 
 def choose(
@@ -88,11 +88,57 @@ def test_once_off_a_gain_within_the_models_error_does_not_switch_it_on() -> None
     assert choose(of, [[0.5]]) == [1]
 
 
-def test_when_off_it_probes_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pricing, "_PROBE_EVERY", 10)
-    of = pricer(base=0.1, per_token=1.0)
-    drafted = [sum(choose(of, [[0.5, 0.4]])) for _ in range(40)]
-    assert [step for step, tokens in enumerate(drafted) if tokens] == [9, 19, 29, 39]
+def run(of: DraftPricer, model: StepTimeModel, truth: dict[str, float], steps: int) -> list[int]:
+    """Draft tokens of each step when steps really take what `truth` says."""
+    real = StepTimeModel(StepTimePrior(**(dict.fromkeys(StepTimePrior.model_fields, 0) | truth)))
+    drafted = []
+    for _ in range(steps):
+        drafted.append(sum(choose(of, [[0.7, 0.4, 0.2]] * 16)))
+        load = StepLoad(16, 16 + drafted[-1], 0, drafted[-1])
+        model.observe(load, real.predict(load))
+    return drafted
+
+
+DEAR = {"base": 30.0, "per_request": 3.0, "speculating": 20.0, "speculating_per_request": 2.0}
+DEAR |= {"per_draft_token": 3.0}
+
+
+def test_always_drafting_does_not_hide_what_drafting_costs() -> None:
+    model = StepTimeModel(StepTimePrior(base=20, per_request=0, per_token=0.01, per_draft_token=0))
+    always = DraftPricer(model, max_running=100)
+    assert min(run(always, model, DEAR, 200)) > 0  # the model has put all of the cost on the requests
+    drafted = run(DraftPricer(model), model, DEAR, 200)
+    assert sum(map(bool, drafted[-100:])) <= 5
+
+
+def test_never_drafting_does_not_hide_that_drafts_are_cheap() -> None:
+    model = StepTimeModel(StepTimePrior(base=20, per_token=1, per_draft_token=10, speculating=50))
+    drafted = run(DraftPricer(model), model, {"base": 30.0, "per_request": 1.0, "per_draft_token": 0.1}, 100)
+    assert all(drafted[50:])
+
+
+def test_a_probe_is_rare_where_both_kinds_of_step_are_known() -> None:
+    model = StepTimeModel(StepTimePrior())
+    of = DraftPricer(model)
+    run(of, model, DEAR, 200)
+    assert sum(map(bool, run(of, model, DEAR, 400))) <= 20
+
+
+def test_promises_that_are_not_kept_make_it_ask_for_more() -> None:
+    of = pricer(per_token=5.0)
+    assert choose(of, [[0.5]]) == [1]
+    for _ in range(50):
+        of.settle(choose(of, [[0.9]])[0], 0)
+    assert of.trust < 0.5
+    assert choose(of, [[0.5]]) == [0]
+
+
+def test_what_the_engine_did_not_verify_as_chosen_is_no_broken_promise() -> None:
+    of = pricer()
+    assert choose(of, [[0.9, 0.8]]) == [2]
+    of.settle(1, 0)
+    of.settle(0, 0)
+    assert of.trust == 1
 
 
 def test_a_forced_threshold_drafts_in_full_below_and_nothing_above() -> None:
