@@ -100,10 +100,11 @@ async def raw(
     replica: int = 0,
     group: str = "g",
     critical: bool = False,
+    learn: bool = True,
     **options: Any,
 ) -> list[RawAnswer]:
     """One request with these sampling parameters."""
-    metadata = TurnMetadata(f"t{next(_names)}", group, critical=critical)
+    metadata = TurnMetadata(f"t{next(_names)}", group, critical=critical, learn=learn)
     reference = on._actors[replica].raw.remote(prompt, options, metadata)
     try:
         return await reference

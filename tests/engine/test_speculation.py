@@ -14,7 +14,7 @@ from nemo_war.generation.embedded import engine
 from nemo_war.generation.embedded.engine import STOCK_EXTENSION
 from nemo_war.generation.embedded.fleet import Fleet, share_weights
 from nemo_war.generation.embedded.replica import Replica
-from tests.engine.fleets import begun_copy, chat, copy_prompt, fleet, sample, statistics
+from tests.engine.fleets import RawReplica, begun_copy, chat, copy_prompt, fleet, raw, sample, statistics
 from tests.engine.policies import as_bytes, perturbed
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
@@ -24,7 +24,7 @@ WAR = WarConfig(speculative=SpeculativeConfig(max_draft_tokens=8))
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def war(model_folder: Path) -> AsyncIterator[Fleet]:
-    async with fleet(model_folder, war=WAR) as made:
+    async with fleet(model_folder, war=WAR, replica_class=RawReplica) as made:
         yield made
 
 
@@ -37,13 +37,15 @@ async def acceptance_length(on: Fleet, prompt: list[int], count: int = 8) -> flo
     return 1 + (after["accepted_tokens"] - before["accepted_tokens"]) / max(1, drafts)
 
 
-async def tokens_per_step(on: Fleet, prompt: list[int], count: int = 8) -> float:
-    """Committed tokens per request and engine step, one request at a time."""
+async def tokens_per_step(on: Fleet, prompt: list[int]) -> float:
+    """Committed tokens per engine step of the greedy text, which teaches the history nothing.
+
+    Greedy, as what samples this small model draws decides more about it than what the history holds.
+    """
     before = await statistics(on)
-    for _ in range(count):
-        await sample(on, 0, prompt, 48, 1)
+    await raw(on, prompt, learn=False, temperature=0.0, max_tokens=96, ignore_eos=True)
     after = await statistics(on)
-    return 48 * count / (after["engine_steps"] - before["engine_steps"])
+    return 96 / (after["engine_steps"] - before["engine_steps"])
 
 
 async def test_history_carries_over_a_refit(war: Fleet, model_folder: Path) -> None:
@@ -51,21 +53,22 @@ async def test_history_carries_over_a_refit(war: Fleet, model_folder: Path) -> N
     speak = chat(model_folder)
     question = {"role": "user", "content": "Count from 1 to 40, one number per line."}
     prompt = speak.prompt([question]) + speak.encode("1\n2\n3\n4\n5\n")
-    cold = await tokens_per_step(war, prompt, 2)
+    cold = await tokens_per_step(war, prompt)
     await sample(war, 0, prompt, 48, 16)
     before = await tokens_per_step(war, prompt)
     await war.refit(share_weights(as_bytes(perturbed(model_folder, 0.01))))
     after = await tokens_per_step(war, prompt)
+    await sample(war, 0, prompt, 48, 2)
     held = await statistics(war)
     await war.ask("clear_history")
-    emptied = await tokens_per_step(war, prompt, 2)
+    emptied = await tokens_per_step(war, prompt)
     print(
         f"tokens per step: cold {cold:.2f}, before {before:.2f}, after the refit {after:.2f}, "
         f"emptied {emptied:.2f}"
     )
     assert held["history_epochs"] == 2
     assert after > 0.8 * before
-    assert after > emptied
+    assert min(before, after) > 1.3 * emptied
 
 
 async def test_every_turn_of_a_normal_run_can_be_seen_to_speculate(war: Fleet, model_folder: Path) -> None:
