@@ -84,11 +84,16 @@ class SpeculativeConfig(StrictModel):
     history: HistoryConfig = HistoryConfig()
 
 
+PolicyName = Literal["war", "sticky", "least_outstanding", "round_robin", "consistent_hash", "published"]
+
+
 class RoutingConfig(StrictModel):
     """Which replica serves a turn."""
 
-    policy: Literal["round_robin", "sticky"] = Field(
-        "sticky", description="sticky: all turns of a trajectory on one replica."
+    policy: PolicyName = Field(
+        "sticky",
+        description="sticky: all turns of a trajectory on one replica. war: by KV, progress and load, "
+        "admitting what the KV caches hold. The others are to compare with.",
     )
     seed: int = Field(0, ge=0, description="Breaks ties between equally loaded replicas.")
 

@@ -43,6 +43,7 @@ from nemo_war.generation.embedded.replica import Replica
 from nemo_war.generation.embedded.turn import Turn
 from nemo_war.generation.extension import RefitExtension, WarExtension
 from nemo_war.metadata import TurnMetadata
+from nemo_war.routing.dispatcher import Dispatcher
 from nemo_war.routing.sticky import Sticky
 from nemo_war.speculative.pricing import DraftPricer
 
@@ -191,13 +192,14 @@ class Bench:
         self, engine: str, name: str, batch: int, round_number: int
     ) -> tuple[float, dict[str, int]]:
         """Seconds for a cell's dialogues, `batch` at a time, and what the drafter counted."""
-        fleet, scheduler, places = self._fleets[engine], Sticky(), asyncio.Semaphore(batch)
+        fleet, places = self._fleets[engine], asyncio.Semaphore(batch)
+        dispatcher = fleet.dispatcher(Sticky())
         before = await fleet.ask_one(0, "statistics")
         started = time.perf_counter()
 
         async def one(index: int) -> None:
             async with places:
-                await self._dialogue(fleet, scheduler, name, batch, round_number, index)
+                await self._dialogue(fleet, dispatcher, name, batch, round_number, index)
 
         await asyncio.gather(*map(one, range(DIALOGUES.get(batch, batch))))
         seconds = time.perf_counter() - started
@@ -205,7 +207,7 @@ class Bench:
         return seconds, {key: after[key] - before[key] for key in after}
 
     async def _dialogue(
-        self, fleet: Fleet, scheduler: Sticky, name: str, batch: int, round_number: int, index: int
+        self, fleet: Fleet, dispatcher: Dispatcher, name: str, batch: int, round_number: int, index: int
     ) -> None:
         # Half of the prompts of a round are new, half return from earlier ones, as prompts do in RL.
         number = 1000 * batch + (index if index % 2 else 100 * round_number + index)
@@ -221,12 +223,13 @@ class Bench:
             tokens += fresh + self._chat.encode(begun)
             metadata = TurnMetadata(trajectory, f"{name}/{number}", turn_number)
             turn = Turn(tuple(tokens), metadata, length, length, ignore_eos=True)
-            _, answer = await fleet.generate(turn, scheduler)
+            _, answer = await fleet.generate(turn, dispatcher)
             tokens += answer.tokens
 
     async def falling_load(self, engine: str, run: int) -> list[float]:
         """Seconds from 32 running to 8, and from 8 to the end, of turns of growing length; each run's own."""
-        fleet, scheduler = self._fleets[engine], Sticky()
+        fleet = self._fleets[engine]
+        dispatcher = fleet.dispatcher(Sticky())
         started, finished = time.perf_counter(), []
 
         async def one(index: int) -> None:
@@ -234,7 +237,7 @@ class Bench:
             prompt = tuple(self._chat.prompt(messages) + self._chat.encode(begun))
             length = 32 if index < 24 else 32 + 24 * (index - 23)
             metadata = TurnMetadata(f"fall/{run}/{index}", f"fall/{run}/{index}")
-            await fleet.generate(Turn(prompt, metadata, length, length, ignore_eos=True), scheduler)
+            await fleet.generate(Turn(prompt, metadata, length, length, ignore_eos=True), dispatcher)
             finished.append(time.perf_counter() - started)
 
         await asyncio.gather(*map(one, range(32)))

@@ -21,7 +21,13 @@ class RefitExtension:
     def war_process(self) -> dict[str, Any]:
         """Facts that only this process knows."""
         maps = Path("/proc/self/maps").read_text()
-        return {"pid": os.getpid(), "parent": os.getppid(), "libiomp": "libiomp5" in maps}
+        kv_blocks = self.model_runner.kv_cache_config.num_blocks
+        return {
+            "pid": os.getpid(),
+            "parent": os.getppid(),
+            "libiomp": "libiomp5" in maps,
+            "kv_tokens": kv_blocks * self.vllm_config.cache_config.block_size,
+        }
 
     def war_load_weights(self, path: str) -> dict[str, Any]:
         """Load a safetensors file and say which bytes these were.

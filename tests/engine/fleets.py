@@ -18,7 +18,8 @@ from nemo_war.generation.embedded.fleet import Fleet
 from nemo_war.generation.embedded.replica import Replica
 from nemo_war.generation.embedded.turn import Answer, Turn
 from nemo_war.metadata import TurnMetadata
-from nemo_war.routing.scheduler import Placement
+from nemo_war.routing.facts import Books, ReplicaFacts, Waiting
+from nemo_war.routing.policy import Policy
 
 ENGINE = {
     "block_size": 32,
@@ -33,18 +34,15 @@ ENGINE = {
 _names = itertools.count()
 
 
-class Pinned:
+class Pinned(Policy):
     """Places every turn on one replica; tests say which."""
 
     def __init__(self, replica: int = 0) -> None:
+        super().__init__()
         self._replica = replica
 
-    def begin_step(self, trajectories: int) -> None: ...
-
-    def choose(self, turn: Any, replicas: Any) -> Placement:
-        return Placement(self._replica, turn.metadata.trajectory)
-
-    def finish(self, placement: Placement) -> None: ...
+    def choose(self, turn: Waiting, candidates: Sequence[ReplicaFacts], books: Books, now: float) -> int:
+        return self._replica
 
 
 class RawReplica(Replica):
@@ -149,11 +147,11 @@ async def sample(
     fleet: Fleet, replica: int, prompt: Sequence[int], tokens: int, count: int, **more: Any
 ) -> list[Answer]:
     """`count` independent samples, at most 16 at a time."""
-    gate = asyncio.Semaphore(16)
+    gate, dispatcher = asyncio.Semaphore(16), fleet.dispatcher(Pinned(replica))
 
     async def one() -> Answer:
         async with gate:
-            return (await fleet.generate(turn(prompt, tokens, epoch=fleet.epoch, **more), Pinned(replica)))[1]
+            return (await fleet.generate(turn(prompt, tokens, epoch=fleet.epoch, **more), dispatcher))[1]
 
     return list(await asyncio.gather(*(one() for _ in range(count))))
 

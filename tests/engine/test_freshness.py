@@ -110,7 +110,7 @@ async def test_a_replica_that_refuses_the_reset_fails_the_refit(model_folder, tr
         with pytest.raises(RefitError, match="replica 0 did not reset its prefix cache"):
             await war.refit(truth["weights"])
         with pytest.raises(RefitError):
-            await war.generate(turn([1, 2, 3], 4), Pinned())
+            await war.generate(turn([1, 2, 3], 4), war.dispatcher(Pinned()))
         assert war.epoch == 0
 
 

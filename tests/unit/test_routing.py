@@ -4,110 +4,146 @@ from collections import Counter
 
 import pytest
 
+from nemo_war.config import PolicyName
 from nemo_war.metadata import TurnMetadata
-from nemo_war.routing.round_robin import RoundRobin
-from nemo_war.routing.scheduler import NoReplicaError, Placement, ReplicaFacts, TurnFacts
-from nemo_war.routing.sticky import Sticky
+from nemo_war.routing import policies
+from nemo_war.routing.facts import Outcome, Placement, ReplicaFacts, TurnFacts
+from nemo_war.routing.scheduler import NoReplicaError, Scheduler
 
 FOUR = [ReplicaFacts(replica) for replica in range(4)]
 TWO = FOUR[:2]
+ALL: list[PolicyName] = [
+    "war", "sticky", "least_outstanding", "round_robin", "consistent_hash", "published",
+]  # fmt: skip
+BALANCING: list[PolicyName] = ["war", "sticky", "least_outstanding", "published"]
 
 
 def turn(trajectory: str, group: str = "g", number: int = 0) -> TurnFacts:
     return TurnFacts(TurnMetadata(trajectory, group, number), prompt_tokens=100, max_new_tokens=10)
 
 
+def scheduler(name: PolicyName, seed: int = 0) -> Scheduler:
+    return Scheduler(policies.make(name, seed))
+
+
+def place(
+    on: Scheduler, facts: TurnFacts, replicas: list[ReplicaFacts] = FOUR, now: float = 0.0
+) -> Placement:
+    on.submit(facts, now)
+    (placement,) = on.decide(replicas, now)
+    return placement
+
+
 def test_round_robin_takes_each_replica_in_turn() -> None:
-    policy = RoundRobin()
-    assert [policy.choose(turn("t"), FOUR).replica for _ in range(6)] == [0, 1, 2, 3, 0, 1]
+    on = scheduler("round_robin")
+    assert [place(on, turn(f"t{n}")).replica for n in range(6)] == [0, 1, 2, 3, 0, 1]
 
 
-def test_a_trajectory_stays_where_it_began() -> None:
-    policy = Sticky()
-    policy.begin_step(8)
-    homes = {name: policy.choose(turn(name, name), FOUR).replica for name in "abcdefgh"}
-    for number in range(1, 5):
-        assert {name: policy.choose(turn(name, name, number), FOUR).replica for name in homes} == homes
+@pytest.mark.parametrize("name", ["sticky", "consistent_hash", "published", "war"])
+def test_a_trajectory_stays_where_it_began(name: PolicyName) -> None:
+    on = scheduler(name)
+    on.begin_step(8)
+    homes = {}
+    for number in range(5):
+        placed = {each: place(on, turn(each, each, number)) for each in "abcdefgh"}
+        for placement in placed.values():
+            on.finish(placement.ticket, Outcome(10, 90), 0.0)
+        homes = homes or {each: placement.replica for each, placement in placed.items()}
+        if name != "war":  # without token ids it does not know where the KV is
+            assert {each: placement.replica for each, placement in placed.items()} == homes
 
 
 def test_siblings_share_a_replica_while_their_share_lasts() -> None:
-    policy = Sticky()
-    policy.begin_step(16)
-    homes = {
-        (g, s): policy.choose(turn(f"{g}{s}", f"group{g}"), FOUR).replica for g in range(4) for s in range(4)
-    }
+    on = scheduler("sticky")
+    on.begin_step(16)
+    homes = {(g, s): place(on, turn(f"{g}{s}", f"group{g}")).replica for g in range(4) for s in range(4)}
     for group in range(4):
         assert len({homes[group, sibling] for sibling in range(4)}) == 1
     assert Counter(homes.values()) == dict.fromkeys(range(4), 4)
 
 
-def test_one_large_group_leaves_no_replica_idle() -> None:
-    policy = Sticky()
-    policy.begin_step(64)
-    homes = Counter(policy.choose(turn(f"t{n}"), FOUR).replica for n in range(64))
+@pytest.mark.parametrize("name", BALANCING)
+def test_one_large_group_leaves_no_replica_idle(name: PolicyName) -> None:
+    on = scheduler(name)
+    on.begin_step(64)
+    homes = Counter(place(on, turn(f"t{n}")).replica for n in range(64))
     assert homes == dict.fromkeys(range(4), 16)
 
 
 def test_one_large_group_is_spread_even_when_its_size_was_not_announced() -> None:
-    policy = Sticky()
-    homes = Counter(policy.choose(turn(f"t{n}"), FOUR).replica for n in range(64))
+    on = scheduler("sticky")
+    homes = Counter(place(on, turn(f"t{n}")).replica for n in range(64))
     assert max(homes.values()) <= 24
     assert len(homes) == 4
 
 
-def test_quiet_moments_do_not_all_go_to_replica_zero() -> None:
-    policy = Sticky(seed=1)
+@pytest.mark.parametrize("name", BALANCING)
+def test_quiet_moments_do_not_all_go_to_replica_zero(name: PolicyName) -> None:
+    on = scheduler(name, seed=1)
     served: Counter[int] = Counter()
     for number in range(200):
-        placement = policy.choose(turn(f"t{number}", f"g{number}"), FOUR)
+        placement = place(on, turn(f"t{number}", f"g{number}"), now=float(number))
         served[placement.replica] += 1
-        policy.finish(placement)
+        on.finish(placement.ticket, Outcome(10, 0), number + 0.5)
+        on.end(f"t{number}")
     assert min(served.values()) >= 30
 
 
-def test_a_burst_sees_its_own_reservations() -> None:
-    policy = Sticky()
-    placed = Counter(policy.choose(turn(f"t{n}", f"g{n}"), FOUR).replica for n in range(40))
+@pytest.mark.parametrize("name", BALANCING)
+def test_a_burst_sees_its_own_reservations(name: PolicyName) -> None:
+    on = scheduler(name)
+    for number in range(40):
+        on.submit(turn(f"t{number}", f"g{number}"), 0.0)
+    placed = Counter(placement.replica for placement in on.decide(FOUR, 0.0))
     assert set(placed.values()) == {10}
 
 
-def test_a_trajectory_leaves_a_dead_replica_and_stays_at_the_new_one() -> None:
-    policy = Sticky()
-    home = policy.choose(turn("t"), TWO).replica
-    other = 1 - home
-    dead = [ReplicaFacts(replica, healthy=replica != home) for replica in range(2)]
-    assert policy.choose(turn("t", number=1), dead).replica == other
-    assert policy.choose(turn("t", number=2), TWO).replica == other
+@pytest.mark.parametrize("name", ["sticky", "consistent_hash", "published"])
+def test_a_trajectory_leaves_a_dead_replica_and_the_others_stay(name: PolicyName) -> None:
+    on = scheduler(name)
+    homes = {each: place(on, turn(each, each)).replica for each in "abcdefgh"}
+    dead = homes["a"]
+    left = [ReplicaFacts(replica, healthy=replica != dead) for replica in range(4)]
+    on.lost(dead)
+    for each, home in homes.items():
+        replica = place(on, turn(each, each, 1), left).replica
+        assert replica != dead
+        assert home in (dead, replica)
 
 
-@pytest.mark.parametrize("policy", [Sticky(), RoundRobin()])
-def test_no_healthy_replica_is_an_error(policy: Sticky | RoundRobin) -> None:
-    with pytest.raises(NoReplicaError, match="none of the 2 replicas is healthy"):
-        policy.choose(turn("t"), [ReplicaFacts(0, False), ReplicaFacts(1, False)])
+@pytest.mark.parametrize("name", ALL)
+def test_no_healthy_replica_is_an_error_and_the_turn_stays_queued(name: PolicyName) -> None:
+    on = scheduler(name)
+    on.submit(turn("t"), 0.0)
+    with pytest.raises(NoReplicaError, match="1 turns wait"):
+        on.decide([ReplicaFacts(0, healthy=False)], 0.0)
+    assert [placement.replica for placement in on.decide(TWO[:1], 0.0)] == [0]
 
 
-def test_every_reservation_is_released_once() -> None:
-    policy = Sticky()
-    placements = [policy.choose(turn(f"t{n}"), TWO) for n in range(10)]
-    for placement in placements:
-        policy.finish(placement)
-    assert policy.in_flight(0) == policy.in_flight(1) == 0
-    with pytest.raises(ValueError, match="no turn in flight"):
-        policy.finish(placements[0])
+@pytest.mark.parametrize("name", ALL)
+def test_a_turn_finishes_once(name: PolicyName) -> None:
+    on = scheduler(name)
+    placement = place(on, turn("t"))
+    on.finish(placement.ticket, None, 0.0)
+    with pytest.raises(ValueError, match="not running"):
+        on.finish(placement.ticket, None, 0.0)
 
 
-def test_a_new_step_forgets_homes_and_keeps_turns_in_flight() -> None:
-    policy = Sticky()
-    policy.begin_step(2)
-    placement = policy.choose(turn("a"), TWO)
-    policy.begin_step(2)
-    assert policy.in_flight(placement.replica) == 1
-    policy.finish(Placement(placement.replica, "a"))
+@pytest.mark.parametrize("name", ALL)
+def test_the_same_seed_places_the_same(name: PolicyName) -> None:
+    def placements() -> list[int]:
+        on = scheduler(name, seed=3)
+        return [place(on, turn(f"t{n}", f"g{n % 7}")).replica for n in range(50)]
+
+    assert placements() == placements()
 
 
-def test_the_same_seed_gives_the_same_decisions() -> None:
-    def decisions() -> list[int]:
-        policy = Sticky(seed=3)
-        return [policy.choose(turn(f"t{n}", f"g{n // 3}"), FOUR).replica for n in range(50)]
-
-    assert decisions() == decisions()
+@pytest.mark.parametrize("name", ALL)
+def test_a_step_forgets_the_one_before(name: PolicyName) -> None:
+    on = scheduler(name)
+    on.begin_step(4)
+    for each in "abcd":
+        on.finish(place(on, turn(each)).ticket, Outcome(10, 0), 0.0)
+    on.begin_step(4)
+    assert on.check_integrity()
+    assert not any(books.trajectories for books in on.books.values())

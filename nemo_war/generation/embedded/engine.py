@@ -10,6 +10,7 @@ from typing import Any
 
 from nemo_war.config import WarConfig
 from nemo_war.errors import UserError
+from nemo_war.generation.step_time import StepTimeModel
 
 STOCK_EXTENSION = "nemo_war.generation.extension.RefitExtension"
 WAR_EXTENSION = "nemo_war.generation.extension.WarExtension"
@@ -47,6 +48,10 @@ class EngineSpec:
     def ranks(self) -> int:
         """Processes that compute together."""
         return int(self.engine.get("tensor_parallel_size", 1))
+
+    def step_time(self) -> StepTimeModel | None:
+        """What is believed of this engine's step times before it ran; None for a stock engine."""
+        return None if self.war is None else StepTimeModel(self.war.speculative.step_time_prior)
 
     def engine_arguments(self, replica: int) -> dict[str, Any]:
         """Keyword arguments of `AsyncEngineArgs`."""

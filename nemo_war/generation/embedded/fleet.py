@@ -7,10 +7,12 @@ import hashlib
 import os
 import signal
 import time
+import weakref
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import ray
 
 from nemo_war.config import RefitConfig
@@ -18,7 +20,10 @@ from nemo_war.generation.embedded.engine import EngineSpec, cores_of, process_en
 from nemo_war.generation.embedded.replica import Replica
 from nemo_war.generation.embedded.turn import Answer, Turn
 from nemo_war.generation.refit import Phase, RefitCycle, RefitError
-from nemo_war.routing.scheduler import ReplicaFacts, Scheduler, TurnFacts
+from nemo_war.routing.dispatcher import Dispatcher
+from nemo_war.routing.facts import Outcome, ReplicaFacts, TurnFacts
+from nemo_war.routing.policy import Policy
+from nemo_war.routing.scheduler import Scheduler
 
 _START_TIMEOUT_S = 900.0
 """A cold start with compilation takes two minutes on one core; a slow machine may take several times that."""
@@ -53,8 +58,6 @@ class RefitOutcome:
 
 def share_weights(blob: bytes) -> Weights:
     """Put a safetensors file into the object store, once."""
-    import numpy as np
-
     return Weights(ray.put(np.frombuffer(blob, dtype=np.uint8)), hashlib.blake2b(blob).hexdigest(), len(blob))
 
 
@@ -74,7 +77,8 @@ class Fleet:
         self._numbers = range(replicas)
         self._actors: dict[int, Any] = {}
         self._processes: set[int] = set()
-        self._in_flight = dict.fromkeys(self._numbers, 0)
+        self._facts = {number: ReplicaFacts(number) for number in self._numbers}
+        self._dispatchers: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
         self._changed = asyncio.Condition()
         self._cycle = RefitCycle(
             self._numbers,
@@ -110,6 +114,9 @@ class Fleet:
         async def start_one(number: int) -> None:
             facts = await asyncio.wait_for(self.ask_one(number, "start"), _START_TIMEOUT_S)
             self._processes |= {facts["pid"], facts["parent"], facts["actor"]}
+            self._facts[number] = ReplicaFacts(
+                number, kv_tokens=facts["kv_tokens"], step_time=self.spec.step_time()
+            )
             on_ready(number)
 
         try:
@@ -118,29 +125,47 @@ class Fleet:
             await self.stop()
             raise
 
-    async def generate(self, turn: Turn, scheduler: Scheduler) -> tuple[int, Answer]:
+    def dispatcher(self, policy: Policy) -> Dispatcher:
+        """A way to place turns on this fleet by a policy; it holds them back while a refit runs."""
+        dispatcher = Dispatcher(Scheduler(policy), self._replicas, time.monotonic)
+        self._dispatchers.add(dispatcher)
+        return dispatcher
+
+    async def generate(self, turn: Turn, dispatcher: Dispatcher) -> tuple[int, Answer]:
         """Place a turn and generate it.
 
         Returns:
             The replica that served, and its answer.
         """
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._cycle.admits or self._cycle.phase is Phase.FAILED)
-            self._raise_if_failed()
-            facts = TurnFacts(turn.metadata, len(turn.prompt), turn.max_new_tokens)
-            placement = scheduler.choose(facts, [ReplicaFacts(number) for number in self._numbers])
-            self._in_flight[placement.replica] += 1
-        reference = self._actors[placement.replica].generate.remote(turn)
+        self._raise_if_failed()
+        prompt = np.array(turn.prompt, dtype=np.int32)
+        facts = TurnFacts(turn.metadata, len(turn.prompt), turn.max_new_tokens, prompt)
+        placement = await dispatcher.place(facts)
+        outcome = None
         try:
-            return placement.replica, await _answer(reference)
+            metadata = replace(turn.metadata, critical=placement.critical, remaining=placement.remaining)
+            answer = await self._ask_for(replace(turn, metadata=metadata), placement.replica)
+            outcome = Outcome(len(answer.tokens), answer.cached_tokens)
+            return placement.replica, answer
+        finally:
+            dispatcher.finish(placement.ticket, outcome)
+            async with self._changed:
+                self._changed.notify_all()
+
+    async def _ask_for(self, turn: Turn, replica: int) -> Answer:
+        reference = self._actors[replica].generate.remote(turn)
+        try:
+            return await _answer(reference)
         except asyncio.CancelledError:
             ray.cancel(reference)
             raise
-        finally:
-            scheduler.finish(placement)
-            async with self._changed:
-                self._in_flight[placement.replica] -= 1
-                self._changed.notify_all()
+
+    def _running(self, replica: int) -> int:
+        """Turns placed there, counted from the decision on: a refit must not overlook one on its way."""
+        return sum(dispatcher.scheduler.running_on(replica) for dispatcher in self._dispatchers)
+
+    def _replicas(self) -> list[ReplicaFacts] | None:
+        return list(self._facts.values()) if self._cycle.admits else None
 
     async def refit(self, weights: Weights) -> RefitOutcome:
         """Give every replica these weights, and make the KV of the old ones unreachable.
@@ -150,7 +175,7 @@ class Fleet:
                 failed to. The fleet serves no more.
         """
         started, cycle = time.monotonic(), self._cycle
-        running = sum(self._in_flight.values())
+        running = sum(map(self._running, self._numbers))
         cycle.begin(weights.digest)
         paused = cycle.phase is Phase.PAUSING
         await self._everywhere(self._pause if paused else self._drain)
@@ -159,8 +184,8 @@ class Fleet:
         await self.ask("set_epoch", cycle.epoch)
         if paused:
             await self.ask("resume")
-        async with self._changed:
-            self._changed.notify_all()
+        for dispatcher in self._dispatchers:
+            dispatcher.pump()
         return RefitOutcome(cycle.epoch, self.size, True, time.monotonic() - started, running)
 
     async def ask(self, method: str, *arguments: Any) -> list[Any]:
@@ -206,14 +231,14 @@ class Fleet:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        if cycle.phase is Phase.FAILED:
-            async with self._changed:
-                self._changed.notify_all()
-            self._raise_if_failed()
+        if failure := self._failure():
+            for dispatcher in self._dispatchers:
+                dispatcher.fail(failure)
+            raise failure
 
     async def _drain(self, number: int) -> None:
         async with self._changed:
-            await self._changed.wait_for(lambda: not self._in_flight[number])
+            await self._changed.wait_for(lambda: not self._running(number))
         self._cycle.quiet(number)
 
     async def _pause(self, number: int) -> None:
@@ -227,9 +252,14 @@ class Fleet:
     async def _verify(self, number: int) -> None:
         self._cycle.verified(number, kv_reset=await self.ask_one(number, "reset_caches"))
 
+    def _failure(self) -> RefitError | None:
+        if self._cycle.phase is not Phase.FAILED:
+            return None
+        return RefitError(f"refit to epoch {self._cycle.epoch + 1} failed: {self._cycle.reason}")
+
     def _raise_if_failed(self) -> None:
-        if self._cycle.phase is Phase.FAILED:
-            raise RefitError(f"refit to epoch {self._cycle.epoch + 1} failed: {self._cycle.reason}")
+        if failure := self._failure():
+            raise failure
 
 
 async def _answer(reference: Any) -> Any:

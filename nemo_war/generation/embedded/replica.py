@@ -30,7 +30,7 @@ class Replica:
         """Start the engine and prove what runs in it.
 
         Returns:
-            The worker's process facts, and `kv_blocks` x `block_size`, the KV capacity in tokens.
+            The worker's process facts, and `kv_tokens`, the capacity of its KV cache.
 
         Raises:
             RuntimeError: speculation is configured and our proposer is not active, or

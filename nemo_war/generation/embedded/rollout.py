@@ -12,7 +12,7 @@ from nemo_war.generation.embedded.script import RecordedTurn, Script
 from nemo_war.generation.embedded.turn import Answer, Turn
 from nemo_war.generation.refit import RefitError
 from nemo_war.metadata import TurnMetadata
-from nemo_war.routing.scheduler import Scheduler
+from nemo_war.routing.policy import Policy
 from nemo_war.telemetry.records import Pass, TurnRecord
 
 
@@ -76,12 +76,12 @@ class Rollouts:
     def __init__(
         self,
         fleet: Fleet,
-        scheduler: Scheduler,
+        policy: Policy,
         record: Callable[[TurnRecord], None],
         clock: Callable[[], float],
     ) -> None:
         self._fleet = fleet
-        self._scheduler = scheduler
+        self._dispatcher = fleet.dispatcher(policy)
         self._record = record
         self._clock = clock
 
@@ -96,11 +96,14 @@ class Rollouts:
         Raises:
             RefitError: the fleet serves no more.
         """
-        self._scheduler.begin_step(len(starts))
+        self._dispatcher.scheduler.begin_step(len(starts))
         started = time.perf_counter()
 
         async def one(start: Start) -> Trajectory:
-            trajectory = await self._roll(which, step, start)
+            try:
+                trajectory = await self._roll(which, step, start)
+            finally:
+                self._dispatcher.end(start.name)
             on_done()
             return trajectory
 
@@ -158,7 +161,7 @@ class Rollouts:
         """One turn; an engine's error ends this trajectory only, and is on record."""
         started, error, answer, replica = self._clock(), None, None, -1
         try:
-            replica, answer = await self._fleet.generate(turn, self._scheduler)
+            replica, answer = await self._fleet.generate(turn, self._dispatcher)
             trajectory.homes.add(replica)
         except RefitError:
             raise

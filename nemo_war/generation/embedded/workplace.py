@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nemo_war.config import PolicyName
 from nemo_war.generation.embedded.chat import Chat
 from nemo_war.generation.embedded.config import RunConfig
 from nemo_war.generation.embedded.dataset import Dataset, Prompt
@@ -18,9 +19,8 @@ from nemo_war.generation.embedded.environments.interface import Environment
 from nemo_war.generation.embedded.fleet import Fleet, RefitOutcome, Weights
 from nemo_war.generation.embedded.rollout import Rollouts, Start, Trajectory
 from nemo_war.generation.embedded.script import Judge, LiveScript, RecordedScript, RecordedTrajectory
-from nemo_war.routing.round_robin import RoundRobin
-from nemo_war.routing.scheduler import Scheduler
-from nemo_war.routing.sticky import Sticky
+from nemo_war.routing import policies
+from nemo_war.routing.policy import Policy
 from nemo_war.speculative.archive import FOLDER
 from nemo_war.telemetry.log import EventLog
 from nemo_war.telemetry.records import Pass, RefitRecord, ReliabilityRecord, ReplicaRecord, StepRecord
@@ -72,16 +72,15 @@ class Workplace:
         )
         return Fleet(spec, cluster.num_replicas, cluster.cpus_per_replica, generation.war.refit)
 
-    def scheduler(self, mode: str) -> Scheduler:
-        """Placement of a mode: NeMo-RL's round robin for the baseline, else as configured or sticky."""
+    def placement(self, mode: str) -> Policy:
+        """Placement of a mode: NeMo-RL's round robin for the baseline, as configured for WAR's."""
         routing = self.config.policy.generation.war.routing
-        if mode == "baseline" or (mode == "war" and routing.policy == "round_robin"):
-            return RoundRobin()
-        return Sticky(routing.seed)
+        stock: dict[str, PolicyName] = {"baseline": "round_robin", "sticky": "sticky"}
+        return policies.make(stock.get(mode, routing.policy), routing.seed)
 
     def rollouts(self, fleet: Fleet, mode: str) -> Rollouts:
         """The rollout loop of a mode."""
-        return Rollouts(fleet, self.scheduler(mode), self.log.append, self.clock)
+        return Rollouts(fleet, self.placement(mode), self.log.append, self.clock)
 
     def live_start(self, which: Pass, step: int, prompt: Prompt, sibling: int) -> Start:
         """A trajectory whose environment decides."""

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import numpy as np
+
+from nemo_war.config import StepTimePrior
+from nemo_war.generation.step_time import StepTimeModel
+from nemo_war.metadata import TurnMetadata
+from nemo_war.routing.cost import Weights
+from nemo_war.routing.facts import Outcome, Placement, ReplicaFacts, TurnFacts
+from nemo_war.routing.scheduler import Scheduler
+from nemo_war.routing.workload_aware import Options, WorkloadAware
+
+STEP_TIME = StepTimeModel(StepTimePrior(base=20, per_request=0.1, per_token=0.1, per_kilotoken=0))
+
+
+def replicas(count: int = 2, kv_tokens: int = 0, **healthy: bool) -> list[ReplicaFacts]:
+    return [ReplicaFacts(n, healthy.get(f"r{n}", True), kv_tokens, STEP_TIME) for n in range(count)]
+
+
+class Driver:
+    """Turns of trajectories whose prompts grow, each answered in full before the next."""
+
+    def __init__(self, options: Options | None = None, seed: int = 0) -> None:
+        self.scheduler = Scheduler(WorkloadAware(options, seed))
+        self.contexts: dict[str, np.ndarray] = {}
+        self.turns: dict[str, int] = {}
+        self.now = 0.0
+
+    def submit(self, name: str, tokens: int, group: str = "g", epoch: int = 0) -> None:
+        before = self.contexts.get(name, np.full(256, len(group), dtype=np.int32))
+        fresh = np.random.default_rng([*name.encode(), len(before)]).integers(0, 30_000, tokens)
+        self.contexts[name] = np.concatenate([before, fresh]).astype(np.int32)
+        turn = self.turns[name] = self.turns.get(name, -1) + 1
+        prompt = self.contexts[name]
+        self.scheduler.submit(
+            TurnFacts(TurnMetadata(name, group, turn, epoch), len(prompt), 50, prompt), self.now
+        )
+
+    def go(self, facts: list[ReplicaFacts]) -> list[Placement]:
+        return self.scheduler.decide(facts, self.now)
+
+    def answer(self, placement: Placement, cached: int | None = None) -> None:
+        self.scheduler.finish(placement.ticket, Outcome(20, cached), self.now)
+
+    def turn(
+        self, name: str, tokens: int = 300, *, group: str = "g", epoch: int = 0, kv_tokens: int = 0
+    ) -> int:
+        self.submit(name, tokens, group, epoch)
+        (placement,) = self.go(replicas(2, kv_tokens))
+        self.answer(placement)
+        self.now += 10.0
+        return placement.replica
+
+
+def test_a_trajectory_goes_where_its_kv_is() -> None:
+    on = Driver()
+    homes = {name: on.turn(name, group=name) for name in "abcd"}
+    for _ in range(5):
+        assert {name: on.turn(name, group=name) for name in "abcd"} == homes
+
+
+def test_what_an_engine_says_it_had_evicted_is_believed() -> None:
+    on = Driver()
+    home = on.turn("t", 2000)
+    on.submit("t", 100)
+    (placement,) = on.go(replicas())
+    on.answer(placement, cached=0)
+    on.now += 10
+    assert placement.replica == home
+    assert on.scheduler.check_integrity()
+
+
+def test_after_a_refit_nothing_ties_a_trajectory_to_its_replica() -> None:
+    on = Driver()
+    home = on.turn("t", 3000)
+    for number in range(6):  # the replica gets busy with others
+        on.submit(f"other{number}", 10, group="other", epoch=0)
+    on.go(replicas(2, **{f"r{1 - home}": False}))
+    assert on.turn("t", 10) == home
+    assert on.turn("t", 10, epoch=1) != home
+
+
+def test_a_turn_waits_while_no_cache_has_room_and_goes_when_it_has_waited_for_too_long() -> None:
+    on = Driver(Options(patience_s=30))
+    facts = replicas(1, kv_tokens=1000)
+    on.submit("a", 600, group="a")
+    (first,) = on.go(facts)
+    on.submit("b", 600, group="b")
+    assert on.go(facts) == []
+    on.now = 29.0
+    assert on.go(facts) == []
+    on.now = 31.0
+    assert [placement.trajectory for placement in on.go(facts)] == ["b"]
+    on.answer(first)
+
+
+def test_room_is_made_by_a_trajectory_that_ends() -> None:
+    on = Driver()
+    facts = replicas(1, kv_tokens=1000)
+    on.submit("a", 600, group="a")
+    (first,) = on.go(facts)
+    on.submit("b", 600, group="b")
+    assert on.go(facts) == []
+    on.answer(first)
+    assert on.go(facts) == []  # its tool runs, and it will be back
+    on.scheduler.end("a")
+    assert [placement.trajectory for placement in on.go(facts)] == ["b"]
+
+
+def test_at_low_load_nothing_waits() -> None:
+    on = Driver()
+    facts = replicas(4, kv_tokens=100_000)
+    for number in range(40):
+        on.submit(f"t{number}", 300)
+    assert len(on.go(facts)) == 40
+
+
+def test_a_straggler_moves_to_an_idle_replica_when_that_is_worth_the_prefill() -> None:
+    def home_again(tokens: int) -> bool:
+        on = Driver()
+        for number in range(4):  # trajectories go on for long here
+            for _ in range(20):
+                on.turn(f"old{number}", 20, group="old")
+            on.scheduler.end(f"old{number}")
+        home = on.turn("t", tokens)
+        for number in range(30):
+            on.submit(f"other{number}", 500, group=f"other{number}")
+        on.go(replicas(2, **{f"r{1 - home}": False}))
+        return on.turn("t", 20) == home
+
+    assert not home_again(300)
+    assert home_again(120_000)
+
+
+def test_the_tail_of_a_step_is_critical_and_its_beginning_is_not() -> None:
+    on = Driver()
+    on.scheduler.begin_step(20)
+    on.submit("t0", 10)
+    assert [placement.critical for placement in on.go(replicas())] == [False]
+    for number in range(1, 19):
+        on.turn(f"t{number}", 10)
+        on.scheduler.end(f"t{number}")
+    on.submit("t19", 10)
+    (last,) = on.go(replicas())
+    assert last.critical
+
+
+def test_each_term_of_the_cost_can_be_left_out() -> None:
+    for name in ("prefill", "queue", "pace", "others", "evicted"):
+        on = Driver(Options(weights=Weights(**{name: 0.0})))
+        for each in "abc":
+            on.turn(each, kv_tokens=2000)
+        assert on.scheduler.check_integrity()
+
+
+def test_two_turns_of_one_trajectory_at_once_are_told_apart() -> None:
+    on = Driver()
+    on.submit("t", 100)
+    on.submit("t", 100)
+    first, second = on.go(replicas())
+    on.answer(first)
+    on.answer(second)
+    assert on.scheduler.check_integrity()
+    assert on.scheduler.running == 0
