@@ -1,4 +1,4 @@
-"""The command line: `nemo-war run | report | replay-drafts | check`.
+"""The command line: `nemo-war run | report | replay-drafts | route | check`.
 
 Whatever a user can mend is one line on stderr and exit status 2; an interruption is
 130. The commands import their work when they are called, so that `--help` and `check`
@@ -19,6 +19,7 @@ from typing import NoReturn
 from nemo_war import __version__
 from nemo_war.config import MAX_DRAFT_TOKENS
 from nemo_war.errors import UserError
+from nemo_war.routing.http.command import add_arguments, read_settings
 
 USER_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 
@@ -115,6 +116,15 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("--json", action="store_true", help="print the figures as JSON")
     replay.set_defaults(command=_replay_drafts)
 
+    router = _command(
+        commands,
+        "route",
+        "route requests of any OpenAI client to replicas, by trajectory",
+        "--replica http://127.0.0.1:8001 --replica http://127.0.0.1:8002 --port 8000",
+    )
+    add_arguments(router)
+    router.set_defaults(command=_route)
+
     check = _command(commands, "check", "print the resolved configuration, or what is wrong with it", _RECIPE)
     _add_config(check)
     check.add_argument("--json", action="store_true", help="print JSON rather than YAML")
@@ -178,6 +188,15 @@ def _replay_drafts(arguments: argparse.Namespace) -> int:
     recorded = [each for path in arguments.traces for each in read_trace(path, encode)]
     recorded.sort(key=lambda each: each.epoch)
     return replay_drafts(recorded, max_draft_tokens=limit, as_json=arguments.json, plot=arguments.plot)
+
+
+def _route(arguments: argparse.Namespace) -> int:
+    settings = read_settings(arguments)
+    from nemo_war.routing.http.server import serve
+    from nemo_war.telemetry.progress import stage
+
+    serve(settings, stage)
+    return 0
 
 
 def _check(arguments: argparse.Namespace) -> int:

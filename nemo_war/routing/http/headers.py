@@ -1,0 +1,41 @@
+"""Which headers travel on: all but those that are about one connection."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from multidict import CIMultiDict
+
+_HOP_BY_HOP = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+"""RFC 9110, 7.6.1; any that `Connection` names are added to them."""
+_OF_THE_REQUEST = _HOP_BY_HOP | {"host", "content-length", "content-encoding", "expect", "accept-encoding"}
+"""Bodies were decompressed when they are read here, and answers are to be read here as well."""
+_OF_THE_ANSWER = _HOP_BY_HOP | {"content-length"}
+
+
+def of_request(headers: Mapping[str, str]) -> CIMultiDict[str]:
+    """A client's headers for the replica."""
+    return _without(headers, _OF_THE_REQUEST)
+
+
+def of_answer(headers: Mapping[str, str]) -> CIMultiDict[str]:
+    """A replica's headers for the client."""
+    return _without(headers, _OF_THE_ANSWER)
+
+
+def _without(headers: Mapping[str, str], dropped: frozenset[str]) -> CIMultiDict[str]:
+    if "connection" in headers:
+        dropped |= {name.strip().lower() for name in headers["connection"].split(",")}
+    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in dropped)
