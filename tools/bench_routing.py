@@ -355,10 +355,13 @@ def compare(makespans: dict[str, list[float]], bounds: list[float]) -> dict[str,
     }
 
 
+def resident_mib() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
 def decide_once(replicas: int, live: int, tokens: int, new: int, decisions: int) -> dict[str, float]:
     """Time of a decision among so many live trajectories, hashing of the new tokens included."""
-    from resource import RUSAGE_SELF, getrusage
-
     from nemo_war.metadata import TurnMetadata
     from nemo_war.routing.facts import Outcome, ReplicaFacts, TurnFacts
     from nemo_war.routing.scheduler import Scheduler
@@ -366,7 +369,7 @@ def decide_once(replicas: int, live: int, tokens: int, new: int, decisions: int)
     random = np.random.default_rng(0)
     scheduler = Scheduler(WorkloadAware())
     facts = [ReplicaFacts(number, True, 0, STEP_TIME) for number in range(replicas)]
-    before = getrusage(RUSAGE_SELF).ru_maxrss
+    before = resident_mib()
     common = random.integers(0, 30_000, 2_000, dtype=np.int32)
 
     def turn(number: int, count: int, length: int) -> TurnFacts:
@@ -384,7 +387,7 @@ def decide_once(replicas: int, live: int, tokens: int, new: int, decisions: int)
 
     for number in range(live):
         place(turn(number, 0, tokens))
-    memory = (getrusage(RUSAGE_SELF).ru_maxrss - before) / 1024
+    memory = resident_mib() - before
     order = random.permutation(live)[:decisions].tolist()
     took = [place(turn(number, 1, tokens + new)) for number in order]
     return {
