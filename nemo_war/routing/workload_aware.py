@@ -84,7 +84,11 @@ class WorkloadAware(Policy):
         self._progress = Progress()
         self._load = Load()
         self._paces = np.zeros((0, 4))
-        self._facts: dict[int, ReplicaFacts] = {}
+        self._candidates: Sequence[ReplicaFacts] = ()
+        self._numbers = np.zeros(0, dtype=np.int64)
+        self._places: dict[int, int] = {}
+        self._known: dict[int, ReplicaFacts] = {}
+        self._ties = np.random.default_rng(seed)
         self._default_pace = Pace.of(StepTimeModel(StepTimePrior()))
         self._prepared: dict[int, _Prepared] = {}
         self._leases: dict[int, Lease | None] = {}
@@ -116,11 +120,12 @@ class WorkloadAware(Policy):
         self, turn: Waiting, candidates: Sequence[ReplicaFacts], books: Books, now: float
     ) -> int | None:
         """The cheapest replica with room; any replica has room for a turn that is overdue."""
-        self._know(candidates)
+        if candidates != self._candidates:  # by identity, so that the usual case costs next to nothing
+            self._know(candidates)
         prepared = self._prepare(turn)
-        cached = self._cached(prepared, turn.turn, candidates)
+        cached = self._cached(prepared, turn.turn)
         regardless = not self._options.admission or now - turn.since > self._options.patience_s
-        for place in self._by_cost(prepared, turn.turn, candidates, cached, now):
+        for place in self._by_cost(prepared, turn.turn, cached, now):
             facts = candidates[place]
             wanted = self._claim(prepared, turn.turn, int(cached[place]))
             if regardless or self._admission.admits(facts.replica, facts.kv_tokens, wanted, now):
@@ -198,31 +203,27 @@ class WorkloadAware(Policy):
             return Remaining(1.0, turn.max_new_tokens, turn.max_new_tokens, turn.max_new_tokens)
         return self._progress.remaining(turn.metadata.trajectory, turn.metadata.group)
 
-    def _cached(self, prepared: _Prepared, turn: TurnFacts, candidates: Sequence[ReplicaFacts]) -> np.ndarray:
+    def _cached(self, prepared: _Prepared, turn: TurnFacts) -> np.ndarray:
         """int64[candidates], tokens of the prompt that each is believed to hold."""
         name, block = turn.metadata.trajectory, self._options.block_tokens
         if turn.prompt is None:  # only where its last turn was can be known
             home, context = self._admission.home(name), self._admission.context(name)
-            held = [min(context, turn.prompt_tokens) * (facts.replica == home) for facts in candidates]
-            return np.array(held)
-        blocks = self._index.match(prepared.chain, name)
-        return np.array([block * blocks.get(facts.replica, 0) for facts in candidates])
+            return min(context, turn.prompt_tokens) * (self._numbers == home)
+        cached = np.zeros(len(self._numbers), dtype=np.int64)
+        for replica, blocks in self._index.match(prepared.chain, name).items():
+            place = self._places.get(replica)
+            if place is not None:
+                cached[place] = block * blocks
+        return cached
 
-    def _by_cost(
-        self,
-        prepared: _Prepared,
-        turn: TurnFacts,
-        candidates: Sequence[ReplicaFacts],
-        cached: np.ndarray,
-        now: float,
-    ) -> list[int]:
+    def _by_cost(self, prepared: _Prepared, turn: TurnFacts, cached: np.ndarray, now: float) -> list[int]:
         """Places of the candidates, the cheapest first."""
-        replicas = np.array([facts.replica for facts in candidates])
+        replicas = self._numbers
         uncached, weights = turn.prompt_tokens - cached, self._options.weights
         seconds = cost(
             self._load, self._paces, replicas, uncached, _demand(turn, prepared.remaining), now, weights
         )
-        seconds *= 1 + _TIE * np.array([self._random.random() for _ in candidates])
+        seconds *= 1 + _TIE * self._ties.random(len(seconds))
         cheapest = np.argsort(seconds).tolist()
         shortlist, rest = cheapest[:_SHORTLIST], cheapest[_SHORTLIST:]
         for place in shortlist if weights.evicted else ():
@@ -233,18 +234,24 @@ class WorkloadAware(Policy):
 
     def _know(self, candidates: Sequence[ReplicaFacts]) -> None:
         """Take over what is new about the replicas."""
+        self._candidates = list(candidates)
+        self._numbers = np.array([facts.replica for facts in candidates], dtype=np.int64)
+        self._places = {facts.replica: place for place, facts in enumerate(candidates)}
         for facts in candidates:
-            if self._facts.get(facts.replica) is facts:
-                continue
-            self._facts[facts.replica] = facts
-            replicas = facts.replica + 1
-            if replicas > len(self._paces):
-                missing = np.tile(np.array(self._default_pace), (replicas - len(self._paces), 1))
-                self._paces = np.concatenate([self._paces, missing])
-                self._load.grow(replicas)
-            pace = self._default_pace if facts.step_time is None else Pace.of(facts.step_time)
-            self._paces[facts.replica] = pace
-            self._index.set_capacity(facts.replica, facts.kv_tokens // self._options.block_tokens)
+            if self._known.get(facts.replica) is not facts:
+                self._known[facts.replica] = facts
+                self._learn(facts)
+
+    def _learn(self, facts: ReplicaFacts) -> None:
+        replicas = facts.replica + 1
+        if replicas > len(self._paces):
+            missing = np.tile(np.array(self._default_pace), (replicas - len(self._paces), 1))
+            self._paces = np.concatenate([self._paces, missing])
+            self._load.grow(replicas)
+        self._paces[facts.replica] = (
+            self._default_pace if facts.step_time is None else Pace.of(facts.step_time)
+        )
+        self._index.set_capacity(facts.replica, facts.kv_tokens // self._options.block_tokens)
 
 
 def _demand(turn: TurnFacts, remaining: Remaining) -> Demand:
