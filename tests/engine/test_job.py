@@ -72,7 +72,7 @@ def test_the_comparison_runs_reports_and_leaves_no_process(tmp_path: Path) -> No
     assert "already holds a run" in taken.stderr
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
 def test_an_interrupted_run_leaves_no_process_and_says_so(tmp_path: Path, signum: signal.Signals) -> None:
     run_dir = tmp_path / "run"
     process = subprocess.Popen(

@@ -103,6 +103,7 @@ async def test_the_same_comparison_fails_without_the_workaround(two: Fleet, mode
     assert min(p_values) * len(p_values) < LEVEL
 
 
+@pytest.mark.full  # the G-tests say more, and CI has 25 minutes
 async def test_greedy_text_is_the_same_with_and_without_drafts(model_folder: Path) -> None:
     prompts = [begun_copy(model_folder, seed) for seed in range(6)]
     texts = {}
