@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from nemo_war.simulation.workload import (
 )
 from nemo_war.speculative.workload import Recorded, read_trace
 
-SHARED = Path(__file__).parents[3] / "shared" / "traces"
+TRACES = Path(os.environ.get("NEMO_WAR_TRACES", "no traces"))
 
 
 def tokens(*values: int) -> np.ndarray:
@@ -188,13 +189,13 @@ def test_a_sample_has_unique_names_and_takes_all_before_it_repeats_one():
         sample([], 1, seed=1)
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the recordings are not here")
+@pytest.mark.skipif(not TRACES.is_dir(), reason="NEMO_WAR_TRACES names no folder")
 def test_the_recordings_make_sessions():
-    recorded = read_trace(SHARED / "tau_bench_airline.json", lambda text: list(text.encode()[::16]))
+    recorded = read_trace(TRACES / "tau_bench_airline.json", lambda text: list(text.encode()[::16]))
     tau = sample(from_recorded(recorded, ToolDelays(), seed=0), 100, seed=0)
     assert len({session.name for session in tau}) == 100
     assert len({session.group for session in tau}) <= 50
-    coding = read_coding_sessions(SHARED / "kv_cache_tester", 4, seed=0)
+    coding = read_coding_sessions(TRACES / "kv_cache_tester", 4, seed=0)
     for session in coding:
         assert max(map(len, contexts(session))) <= Caps().context
         assert min(len(turn.prompt) for turn in session.turns) > 0
