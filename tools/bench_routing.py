@@ -5,13 +5,14 @@ process of its own, and serves the same sessions: 280 of tau-bench with seeded t
 subset of kv-cache-tester. In process the same scheduler drives the same simulated replicas without HTTP,
 for ablations.
 
-The last line is JSON. `scenarios`: {scenario: {policy: {makespan, hit_rate, recomputed_tokens, imbalance,
-p99_turn_wait, moves, failed}}}, medians over the seeds (seconds, shares, tokens); `ratio_vs_best_peer`,
-`ratio_vs_sticky`, `ratio_vs_round_robin`, `ratio_vs_oracle`: {scenario: [median, least, most]} of ours, in
-makespans, below 1 is better; `ablation`: {scenario: {what: ratio of the makespan without it to ours}};
-`decision`: {replicas: {p50_us, p99_us, mib}}.
+The last line is JSON. `in_process` and `http` have `scenarios`: {scenario: {policy: {makespan, hit_rate,
+recomputed_tokens, imbalance, p99_turn_wait, moves, failed}}}, medians over the seeds (seconds, shares,
+tokens), and `ratios`: {scenario: {ratio_vs_best_peer, ratio_vs_sticky, ratio_vs_round_robin,
+ratio_vs_oracle}}, each [median, least, most] of our makespan to theirs, below 1 is better; best peer over
+HTTP only. `in_process.ablation`: {scenario: {what: ratio of the makespan without it to ours}}. `decision`:
+{replicas: {p50_us, p99_us, mib}}.
 
-Example: python tools/bench_routing.py TRACES --peers VENV/bin --seeds 3
+Example: python tools/bench_routing.py TRACES --tokenizer FOLDER --peers VENV/bin --seeds 3
 """
 
 from __future__ import annotations
@@ -180,7 +181,7 @@ def in_process(scenario: Scenario, sessions: list[Session], policy: Policy) -> M
 
 
 def oracle(scenario: Scenario, sessions: list[Session]) -> float:
-    """No schedule is faster: the longest trajectory alone, or all work evenly spread in full batches."""
+    """What hardly a schedule beats: the longest trajectory alone, or all work spread in full batches."""
     alone, work = [], 0.0
     for session in sessions:
         seconds = 0.0

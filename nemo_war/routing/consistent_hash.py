@@ -2,7 +2,7 @@
 
 Rendezvous hashing (Thaler and Ravishankar 1998): the replica with the highest hash of
 (trajectory, replica) wins. Of a lost replica's trajectories each goes to its own second
-choice, all others stay. It is also what remains when the scheduler does not answer.
+choice, all others stay.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@ Below a threshold of outstanding requests: sticky sessions, least loaded at firs
 Above it the queue is served by an additive score whose terms dominate each other in this
 order: waiting time beyond a threshold, few expected turns left, KV cached on the target,
 few requests in flight there. A window per replica bounds what is in flight, and grows or
-shrinks with the replica's prefix hit rate. The paper gives no constants; those here are
-tuned on the benchmark's traces, within what it says.
+shrinks with the replica's prefix hit rate. Here the first two terms order the queue, and
+the last two are the choice of the replica: the trajectory's own, else the lightest. The
+paper gives no constants; those here are ours, and were not tuned.
 """
 
 from __future__ import annotations
@@ -37,9 +38,6 @@ class Published(Policy):
         self._turns: dict[str, int] = {}
         self._expected_turns: dict[str, float] = {}
         self._window: dict[int, float] = {}
-
-    def advance_epoch(self, epoch: int) -> None:
-        """The KV is void; sessions stay where they are, as the paper says nothing else."""
 
     def order(self, waiting: Sequence[Waiting], now: float) -> Sequence[Waiting]:
         """Overdue turns first, oldest first; then those of trajectories with the fewest turns left."""

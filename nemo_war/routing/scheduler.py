@@ -1,4 +1,4 @@
-"""Placement of turns: what a scheduler is told, what it answers, and the queue in front of it.
+"""Placement of turns: the queue in front of the replicas, and the books of what went where.
 
 A scheduler is pure: it gets facts and the time, keeps its own books, and returns
 decisions. It never talks to a replica and never reads a clock. The rollout loop, the
@@ -22,7 +22,7 @@ import itertools
 from collections.abc import Iterable
 
 from nemo_war.routing.facts import Books, Outcome, Placement, ReplicaBooks, ReplicaFacts, TurnFacts, Waiting
-from nemo_war.routing.policy import Policy
+from nemo_war.routing.policy import Policy, in_flight
 
 _LOOK_AHEAD = 16
 """Turns held in a row after which the rest of the queue is not asked: where so many find no room the next
@@ -61,7 +61,7 @@ class Scheduler:
 
     def running_on(self, replica: int) -> int:
         """Turns placed on this replica and not finished."""
-        return len(self.books[replica].in_flight) if replica in self.books else 0
+        return in_flight(self.books, replica)
 
     def begin_step(self, trajectories: int) -> None:
         """A new step of this many trajectories starts; earlier ones are over."""

@@ -18,6 +18,7 @@ POLICIES: tuple[str, ...] = get_args(PolicyName)
 PROFILES = ("openai", "gym")
 
 _DAY_S = 86_400.0
+_PRIOR = StepTimePrior()
 
 
 def _option(
@@ -49,10 +50,14 @@ class RouterSettings:
     profile: str = _option("openai", "how refusals are told; gym for NeMo-Gym", among=PROFILES)
     seed: int = _option(0, "seed of the policy's tie-breaking", least=0, most=2**31)
     kv_tokens: int = _option(0, "tokens of KV cache of a replica; 0 for unknown", least=0, most=2**40)
-    base_ms: float = _option(15.0, "time of an engine step, whatever is in it", least=0, most=1e6)
-    per_request_ms: float = _option(0.05, "and of each request in it", least=0, most=1e6)
-    per_token_ms: float = _option(0.02, "and of each token, such as of a prompt", least=0, most=1e6)
-    per_kilotoken_ms: float = _option(0.02, "and of each thousand tokens attended to", least=0, most=1e6)
+    base_ms: float = _option(_PRIOR.base, "time of an engine step, whatever is in it", least=0, most=1e6)
+    per_request_ms: float = _option(_PRIOR.per_request, "and of each request in it", least=0, most=1e6)
+    per_token_ms: float = _option(
+        _PRIOR.per_token, "and of each token, such as of a prompt", least=0, most=1e6
+    )
+    per_kilotoken_ms: float = _option(
+        _PRIOR.per_kilotoken, "and of each thousand tokens attended to", least=0, most=1e6
+    )
     new_tokens: int = _option(2048, "assumed limit of a request that names none", least=1, most=2**24)
     max_body_mib: int = _option(64, "largest request body in MiB", least=1, most=4096)
     max_waiting: int = _option(10_000, "turns that may wait for a replica", least=1, most=10**7)
