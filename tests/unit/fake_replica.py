@@ -21,6 +21,7 @@ class FakeReplica:
         reply: text of an answer, from the request's fields.
         status: of the answers.
         pieces: events of a stream; after `break_after` of them the connection breaks.
+        fail_after: so many events, and the engine dies: an error takes the place of the others.
         linger_s: time between a stream's last event and its end.
         tokens: whether answers carry token ids as NeMo-RL's replicas tell them.
     """
@@ -34,7 +35,7 @@ class FakeReplica:
         self.gate.set()
         self.reply: Callable[[dict], str] = lambda fields: f"{self.name} answers {len(self.served)}"
         self.status, self.health = 200, 200
-        self.pieces, self.break_after = 5, 10**9
+        self.pieces, self.break_after, self.fail_after = 5, 10**9, 10**9
         self.tokens = False
         self.linger_s = 0.0
 
@@ -100,6 +101,9 @@ class FakeReplica:
                 await response.write(b'data: {"choices": [{"del')
                 request.transport.abort()
                 return response
+            if number == self.fail_after:
+                await response.write(b'data: {"error": {"message": "engine died", "code": 500}}\n\n')
+                break
             delta = {"role": "assistant", "content": f"{self.name}{number} "}
             chunk = {**HEAD, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
             await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")

@@ -409,6 +409,23 @@ async def test_a_stream_of_which_nothing_was_sent_is_begun_again_elsewhere():
         assert place.replicas[0].served
 
 
+async def test_a_stream_whose_engine_dies_is_begun_again_elsewhere_or_ends_as_the_replica_says():
+    async with routed(2, policy="round_robin", health_interval_s=30) as place:
+        messages = [{"role": "user", "content": "task"}]
+        place.replicas[0].fail_after = 0
+        async with place.post(messages=messages, stream=True) as response:
+            assert response.headers["x-served-by"] == "r1"
+            assert b"error" not in await response.read()
+        place.replicas[0].fail_after = place.replicas[1].fail_after = 3
+        async with place.post(messages=messages, stream=True, session="s") as response:
+            lines = [line async for line in response.content if line.strip()]
+        assert len(lines) == 5
+        assert json.loads(lines[3][6:])["error"]["message"] == "engine died"
+        counters = place.router.metrics.counters()
+        assert counters["broken_streams"] == 1
+        assert counters["output_tokens"] == 5  # what broke off is no answer
+
+
 async def test_cancelled_requests_leave_no_load_behind():
     async with routed(3) as place:
         for replica in place.replicas:

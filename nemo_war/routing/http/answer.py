@@ -16,11 +16,16 @@ from nemo_war.routing.facts import Outcome
 
 
 class Answer:
-    """An answer being read, whole or as a stream of events."""
+    """An answer being read, whole or as a stream of events.
+
+    Attributes:
+        complete: all of it was read.
+        error: status of an error told in its place, or in place of its rest; 0 while there is none.
+    """
 
     def __init__(self, on_complete: Callable[[Answer], None] = lambda answer: None) -> None:
         """Nothing is read yet; `on_complete` is told once, when all is."""
-        self.complete = False
+        self.complete, self.error = False, 0
         self._on_complete = on_complete
         self._text: list[str] = []
         self._calls: dict[int, dict[str, str]] = {}
@@ -43,8 +48,8 @@ class Answer:
                 self._take(line[5:])
 
     def end(self) -> None:
-        """There is no more to come; what held no choice was no answer."""
-        if self._deltas and not self.complete:
+        """There is no more to come; what held no choice, or an error, was no answer."""
+        if self._deltas and not self.error and not self.complete:
             self.complete = True
             self._on_complete(self)
 
@@ -85,6 +90,8 @@ class Answer:
             return
         if isinstance(part.get("usage"), Mapping):
             self._usage = part["usage"]
+        if isinstance(part.get("error"), Mapping):
+            self.error = _count(part["error"].get("code")) or 500
         choices = part.get("choices")
         for choice in choices if isinstance(choices, list) else ():
             if isinstance(choice, Mapping) and not choice.get("index"):

@@ -60,7 +60,7 @@ class Exchange:
             ):
                 if upstream.content_type == EVENTS:
                     stream = EventStream(request, upstream.status, of_answer(upstream.headers))
-                    await _pipe(upstream, stream, answer)
+                    await self._pipe(upstream, stream, replica, answer)
                     return stream.response
                 return self._whole(upstream, await upstream.read(), replica, answer)
         except FAILURES as error:
@@ -75,6 +75,22 @@ class Exchange:
             self._metrics.broken_streams.inc()
             await stream.abort(broken_stream(message))
         return stream.response
+
+    async def _pipe(
+        self, upstream: aiohttp.ClientResponse, stream: EventStream, replica: Replica, answer: Answer
+    ) -> None:
+        async for chunk in upstream.content.iter_any():
+            lines = stream.lines(chunk)
+            answer.feed(lines)  # first, as the client may go on as soon as it has them
+            if answer.error >= 500:  # so vLLM ends its streams, all with status 200, when its engine dies
+                replica.suspected.set()
+                if not stream.started:
+                    raise AttemptFailedError(f"replica {replica.number} answered {answer.error}")
+            await stream.send(lines)
+        answer.end()
+        await stream.close()
+        if answer.error >= 500:
+            self._metrics.broken_streams.inc()
 
     def _whole(
         self, upstream: aiohttp.ClientResponse, body: bytes, replica: Replica, answer: Answer
@@ -91,12 +107,3 @@ class Exchange:
         if upstream.status == 200:
             answer.read(body)
         return response
-
-
-async def _pipe(upstream: aiohttp.ClientResponse, stream: EventStream, answer: Answer) -> None:
-    async for chunk in upstream.content.iter_any():
-        lines = stream.lines(chunk)
-        answer.feed(lines)  # first, as the client may go on as soon as it has them
-        await stream.send(lines)
-    answer.end()
-    await stream.close()
