@@ -140,7 +140,7 @@ class WorkloadAware(Policy):
         """Book what the turn does to its replica."""
         prepared = self._prepared.pop(turn.ticket)
         name = turn.turn.metadata.trajectory
-        lease = self._index.place(replica, name, prepared.chain) if len(prepared.chain) else None
+        lease = self._index.place(replica, name, prepared.chain) if turn.turn.prompt is not None else None
         cached = lease.believed * self._options.block_tokens if lease else 0
         prefill_s = (turn.turn.prompt_tokens - cached) * self._paces[replica, 2]
         self._load.add(replica, name, turn.turn.prompt_tokens, prefill_s, now)
@@ -206,15 +206,18 @@ class WorkloadAware(Policy):
     def _cached(self, prepared: _Prepared, turn: TurnFacts) -> np.ndarray:
         """int64[candidates], tokens of the prompt that each is believed to hold."""
         name, block = turn.metadata.trajectory, self._options.block_tokens
+        at_home = self._numbers == self._admission.home(name)
+        context = min(self._admission.context(name), turn.prompt_tokens)
         if turn.prompt is None:  # only where its last turn was can be known
-            home, context = self._admission.home(name), self._admission.context(name)
-            return min(context, turn.prompt_tokens) * (self._numbers == home)
+            return context * at_home
         cached = np.zeros(len(self._numbers), dtype=np.int64)
         for replica, blocks in self._index.match(prepared.chain, name).items():
             place = self._places.get(replica)
             if place is not None:
                 cached[place] = block * blocks
-        return cached
+        # The index knows full blocks only; without the rest, short conversations would go anywhere.
+        rest = context - cached
+        return cached + rest * (at_home & (rest > 0) & (rest < block))
 
     def _by_cost(self, prepared: _Prepared, turn: TurnFacts, cached: np.ndarray, now: float) -> list[int]:
         """Places of the candidates, the cheapest first."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from nemo_war.config import StepTimePrior
 from nemo_war.generation.step_time import StepTimeModel
@@ -57,6 +58,15 @@ def test_a_trajectory_goes_where_its_kv_is() -> None:
     homes = {name: on.turn(name, group=name) for name in "abcd"}
     for _ in range(5):
         assert {name: on.turn(name, group=name) for name in "abcd"} == homes
+
+
+@pytest.mark.parametrize("tokens", [30, 50, 70])
+def test_a_trajectory_stays_even_when_it_is_shorter_than_a_block(tokens: int) -> None:
+    on = Driver()
+    on.contexts = {name: np.zeros(0, dtype=np.int32) for name in "abcdefgh"}
+    homes = {name: on.turn(name, tokens, group=name) for name in "abcdefgh"}
+    for _ in range(3):
+        assert {name: on.turn(name, 30, group=name) for name in "abcdefgh"} == homes
 
 
 def test_what_an_engine_says_it_had_evicted_is_believed() -> None:
