@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
+import itertools
 import json
 import random
 import re
@@ -227,8 +228,9 @@ async def test_a_stream_is_remembered_before_the_client_has_all_of_it(ending):
                 assert b"replica_lost" not in await response.read()
 
 
-async def test_quiet_moments_are_spread_over_all_replicas():
-    async with routed(4, policy="least_outstanding") as place:
+@pytest.mark.parametrize("policy", ["least_outstanding", "sticky", "war"])
+async def test_quiet_moments_are_spread_over_all_replicas(policy):
+    async with routed(4, policy=policy) as place:
         for number in range(200):
             assert (await place.ask(f"task {number}"))[0] == 200
         assert min(place.served()) >= 25
@@ -245,6 +247,31 @@ async def test_a_burst_is_spread_as_its_load_is_reserved_at_once(policy):
         for replica in place.replicas:
             replica.gate.set()
         assert {status for status, _, _ in await asyncio.gather(*asking)} == {200}
+
+
+@pytest.mark.parametrize("policy", [name for name in POLICIES if name != "consistent_hash"])
+async def test_a_group_of_64_siblings_leaves_none_of_four_replicas_idle_up_to_its_last_turn(policy):
+    async with routed(4, policy=policy) as place:
+        answers = itertools.count()
+        for replica in place.replicas:
+            replica.reply = lambda fields: f"answer {next(answers)}"
+        dialogues: list[list] = [[{"role": "user", "content": "the task of all " * 50}] for _ in range(64)]
+
+        async def go_on(messages: list) -> None:
+            _, _, body = await place.ask(messages=messages)
+            messages += [body["choices"][0]["message"], {"role": "user", "content": "and now?"}]
+
+        for _ in range(3):
+            for replica in place.replicas:
+                replica.gate.clear()
+                replica.served.clear()
+            asking = [asyncio.create_task(go_on(messages)) for messages in dialogues]
+            await until(lambda: sum(place.served()) == 64)
+            assert min(place.served()) >= 8
+            for replica in place.replicas:
+                replica.gate.set()
+            await asyncio.gather(*asking)
+        assert len(place.router.trajectories) == 64
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import gc
+import tracemalloc
+
 import numpy as np
 import pytest
 
 from nemo_war.config import StepTimePrior
 from nemo_war.generation.step_time import StepTimeModel
 from nemo_war.metadata import TurnMetadata
+from nemo_war.routing import progress
 from nemo_war.routing.cost import Weights
 from nemo_war.routing.facts import Outcome, Placement, ReplicaFacts, TurnFacts
 from nemo_war.routing.scheduler import Scheduler
@@ -161,6 +165,26 @@ def test_each_term_of_the_cost_can_be_left_out() -> None:
         for each in "abc":
             on.turn(each, kv_tokens=2000)
         assert on.scheduler.check_integrity()
+
+
+def test_a_stream_of_prompts_that_share_nothing_leaves_memory_flat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_GROUPS", 100)  # so that what is kept of groups has its full size soon
+    on = Driver()
+
+    def stream(numbers: range) -> int:
+        for number in numbers:
+            on.turn(f"t{number}", group=f"g{number}", kv_tokens=20_000)
+            on.scheduler.end(f"t{number}")
+            del on.contexts[f"t{number}"], on.turns[f"t{number}"]
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        grown = -stream(range(500)) + stream(range(500, 1500))
+    finally:
+        tracemalloc.stop()
+    assert grown < 70 * 1000  # bytes: less than one entry anywhere for each
 
 
 def test_two_turns_of_one_trajectory_at_once_are_told_apart() -> None:
