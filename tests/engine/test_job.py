@@ -7,10 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+
+from tests.engine.processes import wait_until_gone
 
 pytestmark = pytest.mark.engine
 
@@ -20,25 +21,6 @@ SMOKE = ROOT / "examples" / "configs" / "grpo_embedded_cpu_smoke.yaml"
 
 def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "nemo_war.cli", *arguments]
-
-
-def engine_processes(run_dir: Path) -> list[int]:
-    """Processes that carry this run's mark in their environment: replicas and what they started."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        try:
-            if folder.name.isdigit() and str(run_dir).encode() in (folder / "environ").read_bytes():
-                found.append(int(folder.name))
-        except OSError:
-            continue
-    return [process for process in found if process != os.getpid()]
-
-
-def wait_until_gone(run_dir: Path, patience_s: float = 30) -> list[int]:
-    deadline = time.monotonic() + patience_s
-    while (left := engine_processes(run_dir)) and time.monotonic() < deadline:
-        time.sleep(0.5)
-    return left
 
 
 def test_the_comparison_runs_reports_and_leaves_no_process(tmp_path: Path) -> None:
