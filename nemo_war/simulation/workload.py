@@ -76,6 +76,14 @@ class ToolDelays:
         if self.median_s <= 0 or self.sigma < 0:
             raise UserError(f"tool delays: median {self.median_s} s, sigma {self.sigma}; give positive ones")
 
+    def give(self, turns: Sequence[SessionTurn], rng: np.random.Generator) -> tuple[SessionTurn, ...]:
+        """The same turns with drawn times between them; after the last no tool runs."""
+        drawn = rng.lognormal(math.log(self.median_s), self.sigma, len(turns))
+        drawn[-1:] = 0.0
+        return tuple(
+            replace(turn, delay_s=float(delay_s)) for turn, delay_s in zip(turns, drawn, strict=True)
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Caps:
@@ -118,12 +126,7 @@ def from_recorded(recorded: Iterable[Recorded], delays: ToolDelays, seed: int) -
     sessions = []
     for each in recorded:
         usable = [(prompt, output) for prompt, output in each.turns if len(prompt) and len(output)]
-        drawn = rng.lognormal(math.log(delays.median_s), delays.sigma, len(usable))
-        drawn[-1:] = 0.0
-        turns = tuple(
-            SessionTurn(prompt, output, float(delay))
-            for (prompt, output), delay in zip(usable, drawn, strict=True)
-        )
+        turns = delays.give([SessionTurn(prompt, output) for prompt, output in usable], rng)
         if turns:
             sessions.append(Session(each.trajectory, each.group, turns))
     if not sessions:
@@ -131,7 +134,9 @@ def from_recorded(recorded: Iterable[Recorded], delays: ToolDelays, seed: int) -
     return sessions
 
 
-def read_coding_sessions(path: Path, count: int, seed: int, caps: Caps = Caps()) -> list[Session]:
+def read_coding_sessions(
+    path: Path, count: int, seed: int, caps: Caps = Caps(), delays: ToolDelays | None = None
+) -> list[Session]:
     """Sessions of kv-cache-tester files: `count` of those that fit the caps, chosen by a seed.
 
     Only the main agent's requests are replayed, not those of its subagents.
@@ -139,8 +144,9 @@ def read_coding_sessions(path: Path, count: int, seed: int, caps: Caps = Caps())
     Args:
         path: a file `*.json.gz`, or a folder of them.
         count: sessions wanted.
-        seed: of the choice.
+        seed: of the choice, and of the drawn pauses.
         caps: how much of each.
+        delays: times that stand for the recorded pauses, which are those of people; None keeps these.
 
     Raises:
         UserError: a file is of another kind, or fewer sessions fit.
@@ -151,13 +157,14 @@ def read_coding_sessions(path: Path, count: int, seed: int, caps: Caps = Caps())
             f"trace {path}: no *{_SUFFIX} in this folder; name the folder of kv-cache-tester's traces"
         )
     sessions: list[Session] = []
-    for place in np.random.default_rng(seed).permutation(len(files)).tolist():
+    rng = np.random.default_rng(seed)
+    for place in rng.permutation(len(files)).tolist():
         if len(sessions) == count:
             break
         name = files[place].name.removesuffix(_SUFFIX)
         turns = _turns(zlib.crc32(name.encode()), _read_log(files[place], caps), caps)
         if turns:
-            sessions.append(Session(name, name, turns))
+            sessions.append(Session(name, name, delays.give(turns, rng) if delays else turns))
     if len(sessions) < count:
         raise UserError(
             f"trace {path}: {len(sessions)} sessions have a request within {caps.context} tokens, {count} are"

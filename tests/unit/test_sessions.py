@@ -103,6 +103,21 @@ def test_prompts_that_grow_are_one_context(tmp_path):
     assert [turn.delay_s for turn in session.turns] == [2.5, 6.0, 0.0]
 
 
+def test_drawn_tool_times_take_the_place_of_recorded_pauses_and_nothing_elses(tmp_path):
+    grown = [entry(at, list(range(at + 1)), extra=30, out=4, think_time=100.0) for at in range(5)]
+    path = write(tmp_path, "one", *grown)
+
+    def drawn(seed: int) -> Session:
+        return read_coding_sessions(path, 1, seed, Caps(delay_s=0.5), ToolDelays(30.0, 0.1))[0]
+
+    pairs = zip(contexts(read(path)[0]), contexts(drawn(1)), strict=True)
+    assert all((one == other).all() for one, other in pairs)
+    delays = [[turn.delay_s for turn in drawn(seed).turns] for seed in (1, 1, 2)]
+    assert delays[0] == delays[1] != delays[2]
+    assert delays[0][-1] == 0.0
+    assert min(delays[0][:-1]) > 15.0
+
+
 def test_a_prompt_that_does_not_go_on_starts_anew_and_shares_what_the_file_says(tmp_path):
     path = write(
         tmp_path,
