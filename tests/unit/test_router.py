@@ -380,6 +380,17 @@ async def test_too_many_waiting_requests_are_refused_and_the_others_wait_for_a_r
         assert [status for status, _, _ in await asyncio.gather(*asking)] == [200] * 3
 
 
+async def test_war_holds_what_finds_no_room_no_longer_than_its_patience():
+    async with routed(1, policy="war", kv_tokens=256, patience_s=0.3) as place:
+        place.replicas[0].gate.clear()
+        asking = [asyncio.create_task(place.ask(text * 800)) for text in "ab"]
+        scheduler = place.router.queue.scheduler
+        await until(lambda: (scheduler.running, scheduler.waiting) == (1, 1))
+        await until(lambda: scheduler.running == 2)
+        place.replicas[0].gate.set()
+        assert [status for status, _, _ in await asyncio.gather(*asking)] == [200] * 2
+
+
 async def test_an_outage_is_waited_out_for_a_while_and_then_told_at_once():
     async with routed(2, outage_timeout_s=0.3) as place:
         for replica in place.replicas:

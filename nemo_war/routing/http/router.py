@@ -32,7 +32,8 @@ from nemo_war.routing.http.replicas import Replicas
 from nemo_war.routing.http.settings import RouterSettings
 from nemo_war.routing.http.trajectories import Trajectories
 from nemo_war.routing.policies import make
-from nemo_war.routing.policy import in_flight, trajectories
+from nemo_war.routing.policy import Policy, in_flight, trajectories
+from nemo_war.routing.workload_aware import Options, WorkloadAware
 
 _KEEP_ALIVE_S = 3.0
 """Below the 5 s of vLLM's server: it must not close a connection at the moment a request is sent on it."""
@@ -59,8 +60,7 @@ class Router:
         self.settings = settings
         self.metrics = Metrics()
         self.replicas = Replicas(settings, self._lost, self._returned, say)
-        name = cast(PolicyName, settings.policy)  # as the settings have checked
-        self.queue = Queue(make(name, settings.seed), self.replicas, settings, time.monotonic)
+        self.queue = Queue(_policy(settings), self.replicas, settings, time.monotonic)
         self.trajectories = Trajectories(settings.idle_s, settings.max_trajectories, self.queue.end)
         self._exchange: Exchange
         self._add_figures()
@@ -214,6 +214,12 @@ class Router:
         metrics.watch_replicas(
             "trajectories", "Trajectories there.", count, partial(trajectories, scheduler.books)
         )
+
+
+def _policy(settings: RouterSettings) -> Policy:
+    if settings.policy == "war":
+        return WorkloadAware(Options(patience_s=settings.patience_s), settings.seed)
+    return make(cast(PolicyName, settings.policy), settings.seed)  # a name that the settings have checked
 
 
 def _object(body: bytes) -> Mapping[str, Any]:

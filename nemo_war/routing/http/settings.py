@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from nemo_war.config import PolicyName, StepTimePrior
 from nemo_war.errors import ConfigError, choices
 from nemo_war.generation.step_time import StepTimeModel
+from nemo_war.routing.workload_aware import Options
 
 POLICIES: tuple[str, ...] = get_args(PolicyName)
 PROFILES = ("openai", "gym")
@@ -57,6 +58,9 @@ class RouterSettings:
     )
     per_kilotoken_ms: float = _option(
         _PRIOR.per_kilotoken, "and of each thousand tokens attended to", least=0, most=1e6
+    )
+    patience_s: float = _option(
+        Options().patience_s, "wait after which war places a turn regardless of room", least=0, most=_DAY_S
     )
     new_tokens: int = _option(2048, "assumed limit of a request that names none", least=1, most=2**24)
     max_body_mib: int = _option(64, "largest request body in MiB", least=1, most=4096)
