@@ -164,6 +164,10 @@ _TEXT = _Format(
 
 def tokenize(text: str) -> np.ndarray:
     """int32 tokens of a text: the numbers in it; a word that is no token id stands for one all the same."""
+    if text.isascii() and text.replace(" ", "").isdigit():
+        numbers = np.fromstring(text, np.int64, sep=" ")  # several times faster, and most texts are such
+        if numbers.max() < _TOKENS:
+            return numbers.astype(np.int32)
     words = text.split()
     tokens = [int(word) if word.isdecimal() and int(word) < _TOKENS else _token_of(word) for word in words]
     return np.array(tokens, np.int32)

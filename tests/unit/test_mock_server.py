@@ -61,6 +61,12 @@ def text_of(count: int, start: int = 1) -> str:
     return detokenize(np.arange(start, start + count, dtype=np.int32))
 
 
+@pytest.mark.parametrize("text", ["7", " 0  12 2147483647 ", "1 2147483648 3", "9" * 40, "", "  "])
+def test_numbers_alone_are_the_tokens_that_they_are_among_words(text):
+    assert tokenize(text).tolist() == tokenize(f"{text} word").tolist()[:-1]
+    assert tokenize(text).dtype == np.int32
+
+
 async def test_a_dialogue_that_goes_on_with_its_answer_finds_it_in_the_cache(client):
     first = await chat(client, text_of(40), max_tokens=20)
     answer = first["choices"][0]["message"]["content"]
