@@ -14,13 +14,20 @@ imbalance, p99_turn_wait, moves, failed}}}, medians over the seeds (seconds, sha
 least, most] of our makespan to theirs, below 1 is better; best peer over HTTP only. `in_process.ablation`:
 {scenario: {what: ratio of the makespan without it to ours}}. `decision`: {replicas: {p50_us, p99_us, mib}}.
 
+`siblings` (one group of 64 at once) and `one_after_another` (200 requests): {in_process, http: {policy:
+{replicas: for each seed what each replica had, output tokens or requests; idle_replicas: most that had
+nothing; max_over_mean}}}. `killed` (one replica of four dies and comes back): {in_process, http: {policy:
+{ratio: makespan to the undisturbed one; ratio_scaled: of that, what the lost capacity does not explain;
+outage_s, failed}}}. `overhead`: {body size and concurrency: {router: {requests_per_s, p50_ms, p99_ms,
+cpu_ms: of the router per request; added_p50_ms, added_p99_ms: to `direct`, which is without a router, and
+whose cpu_ms is the replicas'}}}, medians. Intervals are [median, least, most] over the seeds.
+
 Example: python -m tools.bench_routing TRACES --tokenizer FOLDER --peers VENV/bin --parts http --seeds 3
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -30,13 +37,20 @@ from tools.routing_bench.bench import Bench
 from tools.routing_bench.decisions import decision
 from tools.routing_bench.in_process import in_process
 from tools.routing_bench.measurement import table
+from tools.routing_bench.outages import killed
 from tools.routing_bench.over_http import http
+from tools.routing_bench.overhead import overhead
 from tools.routing_bench.scenarios import SCENARIOS, Workloads
+from tools.routing_bench.spread import one_after_another, siblings
 
 PARTS: dict[str, Callable[[Bench], Any]] = {
     "in_process": in_process,
     "decision": decision,
-    "http": lambda bench: asyncio.run(http(bench)),
+    "http": http,
+    "siblings": siblings,
+    "one_after_another": one_after_another,
+    "killed": killed,
+    "overhead": overhead,
 }
 
 

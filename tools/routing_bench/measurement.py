@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -100,7 +100,7 @@ def medians(runs: Sequence[Measured]) -> dict[str, float]:
 
 
 def compare(
-    runs: Mapping[str, Sequence[Measured]], bounds: Sequence[float], peers: Collection[str] = ()
+    runs: Mapping[Any, Sequence[Measured]], bounds: Sequence[float], peers: Collection[str] = ()
 ) -> dict[str, list[float]]:
     """Ratios of our makespan to others', seed by seed."""
     makespans = {policy: [run.makespan for run in each] for policy, each in runs.items()}

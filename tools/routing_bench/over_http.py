@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
 
+from nemo_war.config import PolicyName
 from nemo_war.simulation.workload import Session
 from tools.routing_bench.bench import Bench
 from tools.routing_bench.client import Agents
@@ -14,12 +16,16 @@ from tools.routing_bench.deployment import PEERS, Deployment, compared, deployed
 from tools.routing_bench.measurement import OURS, Measured, Run, compare, measured, medians
 from tools.routing_bench.scenarios import SCENARIOS, Scenario, oracle
 
-POLICIES = (OURS, "sticky", "round_robin")
+POLICIES: tuple[PolicyName, ...] = (OURS, "sticky", "round_robin")
 """Of our router; all of the peers' are compared with them."""
 
 
-async def http(bench: Bench) -> dict[str, Any]:
+def http(bench: Bench) -> dict[str, Any]:
     """All scenarios asked for, under all routers."""
+    return asyncio.run(_http(bench))
+
+
+async def _http(bench: Bench) -> dict[str, Any]:
     result: dict[str, Any] = {"scenarios": {}, "ratios": {}}
     names = compared(bench.peers, POLICIES)
     for name in bench.http:
