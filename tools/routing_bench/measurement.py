@@ -56,6 +56,8 @@ class Measured(NamedTuple):
 
 def measured(run: Run, replicas: int) -> Measured:
     """The figures of a run on so many replicas."""
+    if not run.turns:  # a router that serves nothing must not end a run of hours
+        return Measured(round(run.makespan, 1), 0.0, run.recomputed, 0.0, 0.0, 0, run.failed)
     output = output_tokens(run.turns, replicas)
     prompts = sum(turn.prompt_tokens for turn in run.turns)
     return Measured(

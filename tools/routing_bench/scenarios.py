@@ -36,9 +36,10 @@ class Scenario:
         sessions: in all.
         replicas: number of them.
         kv_tokens: KV cache of each.
-        speed: model seconds in a second of an HTTP run. Two cores that do little else bear 10 (tau) and 20
-            (coding) with four replicas: sticky then takes 0.99 to 1.04 and 1.01 to 1.03 of its makespan in
-            process, and at 5 no less (0.98). On a loaded machine it was up to 1.5: look at the load first.
+        speed: model seconds in a second of an HTTP run. On two cores with a load of 0.5 to 3, sticky took
+            0.99 (scarce) and 1.04 (ample) of its makespan in process at 10 (tau, four replicas), and 1.01 at
+            20 (coding scarce); at loads of 5 to 10 up to 1.5, so look at the load first. With 560 sessions
+            on eight replicas it took 1.25 even at 5: their figures compare with each other only.
         concurrency: sessions that are live at once; None: all.
     """
 

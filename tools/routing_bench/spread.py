@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -80,7 +79,7 @@ def _figures(counts: Sequence[Sequence[int]]) -> dict[str, Any]:
     return {
         "replicas": counts,
         "idle_replicas": max(sum(not each for each in count) for count in counts),
-        "max_over_mean": interval([max(count) / statistics.mean(count) for count in counts]),
+        "max_over_mean": interval([max(count) * len(count) / max(1, sum(count)) for count in counts]),
     }
 
 
