@@ -9,10 +9,13 @@ The last line is JSON, with a key for each part that was run; each part's own JS
 and kept in the folder, with a line in `runs.jsonl` for each run.
 
 `in_process` and `http` have `scenarios`: {scenario: {policy: {makespan, hit_rate, recomputed_tokens,
-imbalance, p99_turn_wait, moves, failed}}}, medians over the seeds (seconds, shares, tokens), and `ratios`:
-{scenario: {ratio_vs_best_peer, ratio_vs_sticky, ratio_vs_round_robin, ratio_vs_oracle}}, each [median,
-least, most] of our makespan to theirs, below 1 is better; best peer over HTTP only. `in_process.ablation`:
-{scenario: {what: ratio of the makespan without it to ours}}. `decision`: {replicas: {p50_us, p99_us, mib}}.
+imbalance, p99_turn_wait, moves, failed, turns, output_tokens}}}, medians over the seeds (seconds, shares,
+tokens), and `ratios`: {scenario: {ratio_vs_best_peer, ratio_vs_sticky, ratio_vs_round_robin,
+ratio_vs_oracle}}, each [median, least, most] of our makespan to theirs, below 1 is better; best peer over
+HTTP only. `in_process.ablation`: {scenario: {what: ratio of the makespan without it to ours}}.
+`calibration`: {scenario: {bias: of the remaining output tokens predicted before each turn, their sum to what
+it was; error: mean absolute, as a share; error_of_a_constant; within_high: how often the 90 % quantile
+sufficed}}. `decision`: {replicas: {p50_us, p99_us, mib}}.
 
 `siblings` (one group of 64 at once) and `one_after_another` (200 requests): {in_process, http: {policy:
 {replicas: for each seed what each replica had, output tokens or requests; idle_replicas: most that had
@@ -34,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.routing_bench.bench import Bench
+from tools.routing_bench.calibration import calibration
 from tools.routing_bench.decisions import decision
 from tools.routing_bench.in_process import in_process
 from tools.routing_bench.measurement import table
@@ -45,6 +49,7 @@ from tools.routing_bench.spread import one_after_another, siblings
 
 PARTS: dict[str, Callable[[Bench], Any]] = {
     "in_process": in_process,
+    "calibration": calibration,
     "decision": decision,
     "http": http,
     "siblings": siblings,

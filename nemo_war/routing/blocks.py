@@ -64,7 +64,7 @@ class Chains:
         """Number of trajectories remembered."""
         return len(self._known)
 
-    def extend(self, trajectory: str, prompt: np.ndarray, salt: int) -> np.ndarray:
+    def extend(self, trajectory: str, prompt: np.ndarray, salt: int) -> tuple[np.ndarray, int]:
         """The chain of the prompt's full blocks.
 
         It is what hashing the whole prompt gives, up to a collision, whatever was extended before: an edit
@@ -78,7 +78,8 @@ class Chains:
             salt: see `salt_of`.
 
         Returns:
-            uint64[len(prompt) // block_tokens], not to be written to. Later calls leave it as it is.
+            uint64[len(prompt) // block_tokens], not to be written to, which later calls leave as it is;
+            and how many of these blocks the trajectory's last prompt had.
         """
         tokens = np.ascontiguousarray(prompt, np.int32).data
         blocks = len(tokens) // self.block_tokens
@@ -87,13 +88,14 @@ class Chains:
         if chain is None or chain.salt != salt or not self._continues(chain, tokens, digest):
             chain = _Chain(salt, 0, 0, np.empty(blocks, np.uint64))
             digest.reset()
-        digest.update(tokens[chain.blocks * self.block_tokens : blocks * self.block_tokens])
+        known = chain.blocks
+        digest.update(tokens[known * self.block_tokens : blocks * self.block_tokens])
         chain.digest = digest.intdigest()
         self._append(chain, tokens, blocks)
         self._known[trajectory] = chain
         if len(self._known) > self._max_trajectories:
             self._known.popitem(last=False)
-        return chain.hashes[:blocks]
+        return chain.hashes[:blocks], known
 
     def drop(self, trajectory: str) -> None:
         """Forget the trajectory, if it is known."""

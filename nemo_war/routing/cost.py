@@ -3,35 +3,33 @@
     own      prefill of what is not cached + the prefill queued before it
              + the trajectory's remaining output at the pace of the batch it joins
     others   that prefill, and the slower pace, for all who run there
-    evicted  prefill of what others will have to compute again; the policy adds it
 
 This turn meets what runs now; the trajectory's later turns, which follow it, meet what
 usually runs where so many trajectories live. That is what makes a move to an idle replica
 worth its prefill, or not. All times come from the replicas' own step-time models.
+The KV that a placement evicts is not priced here: who is admitted decides about that.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from nemo_war.generation.step_time import StepLoad, StepTimeModel
+from nemo_war.kernel import kernel
 
-Seconds = np.ndarray
-"""float64[replicas]."""
+_TIE = 1e-3
+"""Relative difference below which costs count as equal, and go at random."""
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
+class Weights(NamedTuple):
     """Ablations: a term with weight 0 is left out."""
 
     prefill: float = 1.0
     queue: float = 1.0
     pace: float = 1.0
     others: float = 1.0
-    evicted: float = 1.0
 
 
 class Pace(NamedTuple):
@@ -65,6 +63,7 @@ class Load:
     """What each replica has to do, from the placements made there.
 
     Attributes:
+        paces: float64[replicas, 4], as in `Pace`.
         running: int64[replicas] turns in flight.
         context: float64[replicas] tokens of context of those.
         live: int64[replicas] trajectories whose last turn was there, and which are not over.
@@ -72,19 +71,18 @@ class Load:
     """
 
     def __init__(self) -> None:
+        self.paces = np.zeros((0, 4))
         self.running = np.zeros(0, dtype=np.int64)
         self.live = np.zeros(0, dtype=np.int64)
         self.context = np.zeros(0)
         self.busy_until = np.zeros(0)
         self._home: dict[str, int] = {}
+        self._in_flight = 0
 
-    def grow(self, replicas: int) -> None:
-        """Make room for replicas numbered below this."""
-        more = max(0, replicas - len(self.running))
-        self.running = np.append(self.running, np.zeros(more, dtype=np.int64))
-        self.live = np.append(self.live, np.zeros(more, dtype=np.int64))
-        self.context = np.append(self.context, np.zeros(more))
-        self.busy_until = np.append(self.busy_until, np.zeros(more))
+    def learn(self, replica: int, pace: Pace) -> None:
+        """A replica is this fast."""
+        self._grow(replica + 1, pace)
+        self.paces[replica] = pace
 
     def add(self, replica: int, trajectory: str, context: int, prefill_s: float, now: float) -> None:
         """A turn was placed there."""
@@ -92,12 +90,14 @@ class Load:
         self._home[trajectory] = replica
         self.live[replica] += 1
         self.running[replica] += 1
+        self._in_flight += 1
         self.context[replica] += context
         self.busy_until[replica] = max(self.busy_until[replica], now) + prefill_s
 
     def remove(self, replica: int, context: int) -> None:
         """That turn is over."""
         self.running[replica] -= 1
+        self._in_flight -= 1
         self.context[replica] -= context
 
     def end(self, trajectory: str) -> None:
@@ -115,11 +115,18 @@ class Load:
     @property
     def duty(self) -> float:
         """Share of live trajectories that have a turn in flight; the others' tools run."""
-        return float(self.running.sum() / max(1, self.live.sum()))
+        return self._in_flight / max(1, len(self._home))
+
+    def _grow(self, replicas: int, pace: Pace) -> None:
+        more = max(0, replicas - len(self.running))
+        self.paces = np.concatenate([self.paces, np.tile(np.array(pace), (more, 1))])
+        self.running = np.append(self.running, np.zeros(more, dtype=np.int64))
+        self.live = np.append(self.live, np.zeros(more, dtype=np.int64))
+        self.context = np.append(self.context, np.zeros(more))
+        self.busy_until = np.append(self.busy_until, np.zeros(more))
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(NamedTuple):
     """What a turn, and its trajectory after it, will ask of a replica.
 
     Attributes:
@@ -133,34 +140,80 @@ class Demand:
     later: float
 
 
+class Costs(NamedTuple):
+    """Of a turn on each of some replicas.
+
+    Attributes:
+        seconds: float64[n], what the placement costs.
+        keeping_s: float64[n], seconds for which a token of idle KV may keep its room, before that would have
+            served others better: what computing it again takes, by what one more request in the batch brings.
+    """
+
+    seconds: np.ndarray
+    keeping_s: np.ndarray
+
+
 def cost(
     load: Load,
-    paces: np.ndarray,
     replicas: np.ndarray,
-    uncached: np.ndarray,
+    cached: np.ndarray,
     demand: Demand,
     now: float,
     weights: Weights,
-) -> Seconds:
-    """Cost of a turn on each of these replicas.
+    seed: int,
+) -> Costs:
+    """Costs of a turn on each of these replicas.
 
     Args:
-        load: what they have to do.
-        paces: float64[all replicas, 4], (base, request, token, context).
+        load: what they have to do, and how fast they are.
         replicas: int64[n], which ones.
-        uncached: float64[n], tokens of the prompt that would have to be computed.
+        cached: int64[n], tokens of the prompt that would not have to be computed.
         demand: of the turn and its trajectory.
         now: the time.
         weights: of the terms.
+        seed: of this turn's ties.
     """
-    base, request, token, attended = paces[replicas].T
-    running, usual = load.running[replicas], load.live[replicas] * load.duty
-    prefill = uncached * token
-    queue = np.maximum(load.busy_until[replicas] - now, 0.0)
-    slower = request + demand.context * attended
-    step = base + running * request + load.context[replicas] * attended + slower
-    usual_step = base + (usual + 1) * slower
-    pace = demand.output * step + demand.later * usual_step
-    own = weights.prefill * prefill + weights.queue * queue + weights.pace * pace
-    others = running * (prefill + demand.output * slower) + usual * demand.later * slower
-    return own + weights.others * others
+    costs = Costs(np.empty(len(replicas)), np.empty(len(replicas)))
+    _cost(
+        load.paces, load.running, load.live, load.context, load.busy_until, load.duty, replicas, cached,
+        demand, now, weights, np.uint64(seed), costs.seconds, costs.keeping_s,
+    )  # fmt: skip
+    return costs
+
+
+@kernel
+def _cost(
+    paces: np.ndarray,
+    running: np.ndarray,
+    live: np.ndarray,
+    context: np.ndarray,
+    busy_until: np.ndarray,
+    duty: float,
+    replicas: np.ndarray,
+    cached: np.ndarray,
+    demand: Demand,
+    now: float,
+    weights: Weights,
+    seed: np.uint64,
+    seconds: np.ndarray,
+    keeping_s: np.ndarray,
+) -> None:
+    """Fill `Costs`."""
+    prompt, output, later = demand
+    of_prefill, of_queue, of_pace, of_others = weights
+    for place in range(len(replicas)):
+        replica = replicas[place]
+        base, request = paces[replica, 0], paces[replica, 1]
+        token, attended = paces[replica, 2], paces[replica, 3]
+        batch, usual = running[replica], live[replica] * duty
+        prefill = (prompt - cached[place]) * token
+        queue = max(busy_until[replica] - now, 0.0)
+        slower = request + prompt * attended
+        filled = base + batch * request + context[replica] * attended
+        pace = output * (filled + slower) + later * (base + (usual + 1) * slower)
+        own = of_prefill * prefill + of_queue * queue + of_pace * pace
+        others = batch * (prefill + output * slower) + usual * later * slower
+        seed = (seed ^ (seed >> np.uint64(31))) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(place + 1)
+        tie = float(seed >> np.uint64(40)) / (1 << 24)
+        seconds[place] = (own + of_others * others) * (1 + _TIE * tie)
+        keeping_s[place] = token * max(batch, 1) * filled / base if base > 0 else np.inf

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -51,8 +52,7 @@ class ReplicaFacts:
     step_time: StepTimeModel | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """A decision: this turn goes to this replica.
 
     Attributes:
@@ -70,8 +70,7 @@ class Placement:
     remaining: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What became of a turn that a replica answered.
 
     Attributes:
@@ -83,8 +82,7 @@ class Outcome:
     cached_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(NamedTuple):
     """A turn in the queue."""
 
     ticket: int

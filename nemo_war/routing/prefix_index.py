@@ -15,9 +15,6 @@ import numpy as np
 
 from nemo_war.routing.residency import Holder, Node, Stay, Total
 
-_LOOK = 32
-"""Runs that an estimate of what would be evicted looks at."""
-
 
 @dataclass(slots=True, eq=False)
 class Lease:
@@ -110,7 +107,7 @@ class PrefixIndex:
 
         Args:
             replica: where to.
-            trajectory: whose turn it is; it is live and at home there.
+            trajectory: whose turn it is.
             chain: uint64[blocks] of its prompt.
 
         Returns:
@@ -123,7 +120,7 @@ class PrefixIndex:
         leaf = self._insert(path, agreed, chain)
         node = leaf
         while node.parent is not None:
-            holder.pin(node, trajectory)
+            holder.pin(node)
             node = node.parent
         last = leaf.hashes[-1] if leaf.hashes else 0
         lease = Lease(trajectory, replica, len(chain), known + returned, known, stamp, last, holder, leaf)
@@ -152,7 +149,7 @@ class PrefixIndex:
             return
         self._releases += 1
         if output_blocks:
-            lease._output = holder.add_output(output_blocks, lease.trajectory, self._releases)
+            lease._output = holder.add_output(output_blocks, self._releases)
         node = leaf
         while node.parent is not None:
             holder.unpin(node, self._releases)
@@ -181,36 +178,8 @@ class PrefixIndex:
             holder.evict_until(lease._stamp)
             holder.learned = holder.used
 
-    def evicted_by(self, replica: int, blocks: int, trajectory: str) -> int:
-        """Estimate of the blocks of value that placing so many new ones would evict.
-
-        Those are of value that were last used by a live trajectory which is at home on the replica. Where
-        many short runs would go, the first ones stand for the others.
-
-        Args:
-            replica: where to.
-            blocks: not held there yet.
-            trajectory: whose turn it would be; it does not evict its own.
-        """
-        holder = self._holders.get(replica)
-        if holder is None or not holder.bound:
-            return 0
-        excess = holder.used + blocks - holder.bound
-        seen = value = 0
-        for number, stay in enumerate(holder.idle()):
-            if seen >= excess:
-                break
-            if number == _LOOK:
-                return value * excess // max(seen, 1)
-            if stay.owner != trajectory:
-                gone = min(stay.blocks, excess - seen)
-                turn = self._turns.get(stay.owner)
-                value += gone if turn is not None and turn.replica == replica else 0
-                seen += gone
-        return value
-
     def end(self, trajectory: str) -> None:
-        """The trajectory is over: its blocks are of no more value. They stay until room is needed."""
+        """The trajectory is over: no prompt will follow its output. Its blocks stay until room is needed."""
         self._turns.pop(trajectory, None)
 
     def clear(self, replica: int | None = None) -> None:

@@ -1,76 +1,133 @@
 """How much a trajectory still has to do, from its siblings, from history and from how far it is.
 
-Trajectories that ended are examples: of those that lived at least as long as this one
-(in turns), the rest they had is what this one may have, siblings counting for more than
-strangers. That is the empirical mean residual life, as in Libra (arXiv 2606.03077),
-with a high quantile beside the mean, since room must be kept for what may well come.
-Without examples a trajectory is expected to go on for as long as it has gone (Gott's rule).
+What ended is a biased sample of what is live, as short trajectories end first: within a
+step, what remains would be taken for a fifth of what it is. So live ones count too, for as
+far as they got. The hazard, the share of trajectories that end after so many turns among
+those that got so far, follows from both (Kaplan and Meier, 1958), and the mean residual
+life from the hazards. Nobody has been beyond the longest so far: there the last hazard is
+taken to stay, or, while nobody has ended, a trajectory to go on for as long as it has gone
+(Gott's rule).
+
+Siblings end earlier or later than others alike, so that a group's hazards are those of all
+by a factor (a frailty with a gamma prior; Vaupel and others, 1979). Outputs of later turns
+are expected to be as long as the trajectory's own and, while these are few, as all.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-_EXAMPLES = 512
-"""Ended trajectories remembered of all groups: some steps of an ordinary job, and 20 microseconds to read."""
-_GROUPS, _SIBLINGS = 4096, 16
-"""Groups remembered apart, and ended siblings in each: the last attempts tell most."""
-_SIBLING_WEIGHT = 4.0
-"""Examples a sibling counts for: the task explains more of a trajectory's length than the policy does."""
-_HIGH = 0.9
-"""The high quantile."""
+_TURNS = 256
+"""Numbers of turns done that are told apart; beyond, a trajectory counts as one that has done so many."""
+_MEMORY = 4096
+"""Ended trajectories after which half of what is known is forgotten: some steps of a large job."""
+_STALE = 16
+"""Turns after which the residual lives are computed again."""
+_SMOOTHING = 2.0
+"""Trajectories that each hazard is believed to have been seen on already, at the mean of all hazards."""
+_LEAST = 1e-6
+"""Hazard taken for none."""
+_GROUPS = 4096
+"""Groups remembered."""
+_GROUP_PRIOR = 8.0
+"""Ends after which a group's own hazards count as much as those of all."""
+_OWN_PRIOR = 8.0
+"""Turns after which a trajectory's own outputs do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Remaining:
+class Remaining(NamedTuple):
     """What a trajectory is expected to need from here on.
 
     Attributes:
         turns: turns, the coming one included.
         output_tokens: tokens to generate in them.
-        growth: tokens by which its context will grow in all, tool results included.
-        growth_high: the same, at the 90th percentile.
     """
 
     turns: float
     output_tokens: float
-    growth: float
-    growth_high: float
 
 
 @dataclass(slots=True)
 class _Live:
-    """What a trajectory has done: its context's size before each turn, and the outputs."""
+    """What a trajectory has done: turns answered, their tokens, and whether another is about to be placed."""
 
     group: str
-    contexts: list[int]
-    outputs: list[int]
+    turns: int = 0
+    output_tokens: int = 0
+    asked: bool = False
 
 
-class _Examples:
-    """The rests of ended trajectories, read at once for all that lived long enough.
+@dataclass(slots=True)
+class _Group:
+    """How many of its trajectories ended, and how many would have by the hazards of all."""
 
-    A trajectory's rest is one row for each number of turns done: (turns, output, growth)
-    that remained before the next. Turns beyond the last row count as the last.
-    """
+    ended: int = 0
+    expected: float = 0.0
 
-    def __init__(self, trajectories: int, turns: int = 128) -> None:
-        self._rests = np.zeros((trajectories, turns, 3))
-        self._turns = np.zeros(trajectories, dtype=np.int64)
-        self._next = 0
+    @property
+    def frailty(self) -> float:
+        return (self.ended + _GROUP_PRIOR) / (self.expected + _GROUP_PRIOR)
 
-    def add(self, rest: np.ndarray) -> None:
-        row, self._next = self._next, (self._next + 1) % len(self._turns)
-        kept = rest[: self._rests.shape[1]]
-        self._rests[row, : len(kept)] = kept
-        self._turns[row] = len(kept)
 
-    def at(self, done: int) -> np.ndarray:
-        """float64[n, 3] of those that had more turns to go after so many."""
-        return self._rests[self._turns > done, min(done, self._rests.shape[1] - 1)]
+class _Lives:
+    """When trajectories end: counts by turns done, and what follows from them."""
+
+    def __init__(self) -> None:
+        self._ended = np.zeros(_TURNS)
+        self._went_on = np.zeros(_TURNS)
+        self._changes = _STALE
+        self._hazards = np.zeros(_TURNS)
+        self._residual = np.ones(_TURNS).tolist()
+
+    def ended(self, done: int) -> None:
+        """One ended after so many turns."""
+        self._ended[min(done, _TURNS - 1)] += 1
+        self._changes += 1
+        if self._ended.sum() > _MEMORY:
+            self._ended /= 2
+            self._went_on /= 2
+
+    def went_on(self, done: int) -> None:
+        """One had another turn after so many."""
+        self._went_on[min(done, _TURNS - 1)] += 1
+        self._changes += 1
+
+    def hazard(self, done: int) -> float:
+        """Probability that one ends, having done so many turns."""
+        self._refresh()
+        return self._hazards.item(min(done, _TURNS - 1))
+
+    def residual(self, done: int) -> float:
+        """Mean of the turns still to come after so many, if there is another."""
+        self._refresh()
+        return self._residual[min(done, _TURNS - 1)]
+
+    def quantile(self, done: int, frailty: float, quantile: float) -> float:
+        """Turns still to come after so many, that suffice with this probability."""
+        self._refresh()
+        survival = 1.0
+        for turns in range(1, _TURNS):
+            survival *= 1.0 - min(1.0, frailty * self.hazard(done + turns))
+            if survival <= 1.0 - quantile:
+                return float(turns)
+        return float(_TURNS)
+
+    def _refresh(self) -> None:
+        if self._changes < _STALE:
+            return
+        self._changes = 0
+        at_risk = self._ended + self._went_on
+        mean = self._ended.sum() / max(1.0, at_risk.sum())
+        self._hazards = (self._ended + _SMOOTHING * mean) / (at_risk + _SMOOTHING)
+        longest = int(at_risk.nonzero()[0].max(initial=0))
+        beyond = min(max(longest, 1.0), 1.0 / max(self._hazards.item(longest), _LEAST))
+        residual = [beyond] * _TURNS
+        for done in range(longest - 1, -1, -1):
+            residual[done] = 1.0 + (1.0 - self._hazards.item(done + 1)) * residual[done + 1]
+        self._residual = residual
 
 
 class Progress:
@@ -78,62 +135,65 @@ class Progress:
 
     def __init__(self) -> None:
         self._live: dict[str, _Live] = {}
-        self._all = _Examples(_EXAMPLES)
-        self._siblings: dict[str, deque[np.ndarray]] = {}
+        self._groups: dict[str, _Group] = {}
+        self._lives = _Lives()
+        self._turns = self._output_tokens = 0.0
 
-    def turn(self, trajectory: str, group: str, prompt_tokens: int) -> None:
+    def turn(self, trajectory: str, group: str) -> None:
         """A turn is about to be placed; asked again for the same turn it changes nothing."""
-        live = self._live.setdefault(trajectory, _Live(group, [], []))
-        if len(live.contexts) == len(live.outputs):
-            live.contexts.append(prompt_tokens)
+        live = self._live.get(trajectory)
+        if live is None:
+            live = self._live[trajectory] = _Live(group)
+        if not live.asked and live.turns:
+            self._group(group).expected += self._lives.hazard(live.turns)
+            self._lives.went_on(live.turns)
+        live.asked = True
 
     def answered(self, trajectory: str, output_tokens: int) -> None:
         """The turn generated so many tokens."""
         live = self._live.get(trajectory)
-        if live is not None and len(live.outputs) < len(live.contexts):
-            live.outputs.append(output_tokens)
+        if live is not None and live.asked:
+            live.turns += 1
+            live.output_tokens += output_tokens
+            live.asked = False
+            self._turns += 1
+            self._output_tokens += output_tokens
 
     def end(self, trajectory: str) -> None:
-        """It is over, and an example from now on."""
+        """It is over."""
         live = self._live.pop(trajectory, None)
-        if live is None or not live.outputs:
-            return
-        done = len(live.outputs)
-        sizes = np.array(live.contexts[:done], dtype=np.float64)
-        outputs = np.array(live.outputs, dtype=np.float64)
-        final = sizes[-1] + outputs[-1]
-        rest = np.stack(
-            [np.arange(done, 0, -1), outputs[::-1].cumsum()[::-1], final - sizes], axis=1
-        )  # what remained before each turn
-        self._all.add(rest)
-        if live.group not in self._siblings and len(self._siblings) >= _GROUPS:
-            del self._siblings[next(iter(self._siblings))]
-        self._siblings.setdefault(live.group, deque(maxlen=_SIBLINGS)).append(rest)
+        if live is not None and live.turns:
+            group = self._group(live.group)
+            group.ended += 1
+            group.expected += self._lives.hazard(live.turns)
+            self._lives.ended(live.turns)
 
     def remaining(self, trajectory: str, group: str) -> Remaining:
-        """What is left of a trajectory, before its coming turn."""
+        """What is left of a trajectory, before its coming turn: the mean."""
         live = self._live.get(trajectory)
-        done = len(live.outputs) if live else 0
-        siblings = [rest[done] for rest in self._siblings.get(group, ()) if len(rest) > done]
-        strangers = self._all.at(done)
-        examples = np.concatenate([np.array(siblings), strangers]) if siblings else strangers
-        if not len(examples):
-            return self._without_examples(live)
-        weights = np.ones(len(examples))
-        weights[: len(siblings)] = _SIBLING_WEIGHT
-        turns, output, growth = np.average(examples, axis=0, weights=weights)
-        return Remaining(turns, output, growth, _quantile(examples[:, 2], weights, _HIGH))
+        turns = 1.0 + (self._lives.residual(live.turns if live else 0) - 1.0) / self._frailty(group)
+        return Remaining(turns, turns * self._tokens_per_turn(live))
 
-    @staticmethod
-    def _without_examples(live: _Live | None) -> Remaining:
-        if live is None or not live.outputs:
-            return Remaining(1.0, 0.0, 0.0, 0.0)
-        grown = live.contexts[-1] - live.contexts[0] + live.outputs[-1]
-        return Remaining(len(live.outputs), sum(live.outputs), grown, 2.0 * grown)
+    def quantile(self, trajectory: str, group: str, quantile: float) -> Remaining:
+        """The same, but as much as will suffice with this probability, if outputs are as long as expected."""
+        live = self._live.get(trajectory)
+        turns = self._lives.quantile(live.turns if live else 0, self._frailty(group), quantile)
+        return Remaining(turns, turns * self._tokens_per_turn(live))
 
+    def _tokens_per_turn(self, live: _Live | None) -> float:
+        of_all = self._output_tokens / max(1.0, self._turns)
+        if live is None:
+            return of_all
+        return (live.output_tokens + _OWN_PRIOR * of_all) / (live.turns + _OWN_PRIOR)
 
-def _quantile(values: np.ndarray, weights: np.ndarray, quantile: float) -> float:
-    """The smallest value that at least this share of the weight does not exceed."""
-    order = np.argsort(values)
-    below = np.cumsum(weights[order])
-    return float(values[order][np.searchsorted(below, quantile * below[-1])])
+    def _frailty(self, group: str) -> float:
+        known = self._groups.get(group)
+        return known.frailty if known is not None else 1.0
+
+    def _group(self, name: str) -> _Group:
+        group = self._groups.get(name)
+        if group is None:
+            if len(self._groups) >= _GROUPS:
+                del self._groups[next(iter(self._groups))]
+            group = self._groups[name] = _Group()
+        return group

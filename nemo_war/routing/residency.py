@@ -94,20 +94,18 @@ class Stay:
     Attributes:
         node: whose leading blocks these are; None for those of an output, whose hashes are not known.
         blocks: how many.
-        owner: trajectory that used them last.
         stamp: when that use ended.
         pins: running requests that use them; idle at 0.
         older, newer: neighbours in the ring; there are none while pinned.
     """
 
-    __slots__ = ("blocks", "newer", "node", "older", "owner", "pins", "stamp")
+    __slots__ = ("blocks", "newer", "node", "older", "pins", "stamp")
     older: Stay
     newer: Stay
 
-    def __init__(self, node: Node | None, blocks: int, owner: str, stamp: int = 0) -> None:
+    def __init__(self, node: Node | None, blocks: int, stamp: int = 0) -> None:
         self.node = node
         self.blocks = blocks
-        self.owner = owner
         self.stamp = stamp
         self.pins = 0
 
@@ -150,7 +148,7 @@ class Holder:
         self.learned = 0
         self.used = 0
         self.stays: dict[Node, Stay] = {}
-        self.ring = Stay(None, 0, "")
+        self.ring = Stay(None, 0)
         self.ring.older = self.ring.newer = self.ring
         self._total = total
 
@@ -166,11 +164,11 @@ class Holder:
             yield stay
             stay = stay.newer
 
-    def pin(self, node: Node, owner: str) -> None:
+    def pin(self, node: Node) -> None:
         """A request uses all blocks of the node, and computes those that are not there."""
         stay = self.stays.get(node)
         if stay is None:
-            stay = self.stays[node] = Stay(node, 0, owner)
+            stay = self.stays[node] = Stay(node, 0)
         elif not stay.pins:
             stay.unlink()
         missing = node.end - node.start - stay.blocks
@@ -178,7 +176,6 @@ class Holder:
             stay.blocks += missing
             node.depths[self.number] = node.end
             self._count(missing)
-        stay.owner = owner
         stay.pins += 1
         node.pins += 1
 
@@ -191,9 +188,9 @@ class Holder:
             stay.stamp = stamp
             stay.link(self.ring.older)
 
-    def add_output(self, blocks: int, owner: str, stamp: int) -> Stay:
+    def add_output(self, blocks: int, stamp: int) -> Stay:
         """A request's output filled these; to be told before its nodes are unpinned."""
-        tail = Stay(None, blocks, owner, stamp)
+        tail = Stay(None, blocks, stamp)
         tail.link(self.ring.older)
         self._count(blocks)
         return tail
@@ -207,7 +204,7 @@ class Holder:
             stay.node = upper
             del node.depths[self.number]
             return
-        fresh = self.stays[upper] = Stay(upper, head, stay.owner, stay.stamp)
+        fresh = self.stays[upper] = Stay(upper, head, stay.stamp)
         fresh.pins = stay.pins
         stay.blocks -= head
         if not stay.pins:

@@ -4,7 +4,8 @@ Each turn goes where it costs least (`cost`), among the replicas whose KV cache 
 for its trajectory (`admission`); where none has, it waits. What a replica holds is known
 from the placements made there (`prefix_index`), corrected by what the engines say they
 found cached; how much a trajectory still needs is learned from those that ended
-(`progress`). A turn that has waited for too long is placed whatever it costs, as the
+(`progress`), and how much room they need to grow from what they had to compute again
+(`headroom`). A turn that has waited for too long is placed whatever it costs, as the
 sandbox behind it has a time to live.
 
 At low load there is room everywhere and the cheapest replica is the one that holds the
@@ -21,9 +22,9 @@ import numpy as np
 
 from nemo_war.config import StepTimePrior
 from nemo_war.generation.step_time import StepTimeModel
-from nemo_war.routing.admission import GROWTH_SHARE, Admission, Claim
+from nemo_war.routing.admission import Admission, Claim
 from nemo_war.routing.blocks import Chains, salt_of
-from nemo_war.routing.cost import Demand, Load, Pace, Weights, cost
+from nemo_war.routing.cost import Costs, Demand, Load, Pace, Weights, cost
 from nemo_war.routing.facts import Books, Outcome, ReplicaFacts, TurnFacts, Waiting
 from nemo_war.routing.policy import Policy
 from nemo_war.routing.prefix_index import Lease, PrefixIndex
@@ -31,10 +32,12 @@ from nemo_war.routing.progress import Progress, Remaining
 
 _TAIL = 0.1
 """Part of a step's trajectories that are its tail: what is still live then, the step waits for."""
-_TIE = 1e-3
-"""Relative difference below which costs count as equal, and go at random."""
-_SHORTLIST = 8
-"""Cheapest replicas of which it is found out what they would evict; that takes a microsecond each."""
+_ESTIMATE = 8
+"""Part of a prompt, one in so many tokens, by which an estimate of its length may be off."""
+_LATER = 0.25
+"""Part of what a placement means for a trajectory's later turns that counts, as these can go elsewhere.
+Simulated makespans at 0, 0.25 and 1: 217, 219, 224 s for tau-bench with room for a third; for coding sessions
+with ample room 837, 833, 846 s, with room for six on a replica 955, 961, 978 s."""
 _NO_CHAIN = np.zeros(0, dtype=np.uint64)
 
 
@@ -43,33 +46,43 @@ class Options:
     """What the policy does; everything but the defaults is for ablations.
 
     Attributes:
-        order: of waiting newcomers, by their expected remaining output. Longest first: a step lasts as long
-            as its longest trajectory, which had better begin early (Graham's list scheduling). Simulated on
-            tau-bench with room for one trajectory in twelve it took 0.89 of the makespan in order of arrival;
-            with more room the order matters little.
+        order: of waiting newcomers, by their expected remaining output. Shortest first makes room soonest;
+            longest first would begin early with what the step ends with (Graham's list scheduling), but what
+            is predicted within a step is too vague for that. Simulated makespans, shortest, longest and in
+            order of arrival, five seeds: 229, 241, 235 s for tau-bench with room for a third and 306, 322,
+            327 s for a sixth; 981, 1053, 984 s and 1397, 1412, 1338 s for coding sessions with room for six
+            and for three on a replica.
         admission: whether to hold what does not fit.
-        growth_share: part of the expected growth that has to fit too.
         progress: whether to predict; without, a trajectory is expected to end with this turn.
-        patience_s: waiting time after which a turn is placed regardless of room.
+        patience_s: waiting time after which a turn is placed regardless of room. What is placed so makes
+            others compute their contexts again, so that it had better be as long as a sandbox can wait.
         block_tokens: tokens per block of the index: the engine's block, or a multiple of it.
         weights: of the terms of the cost.
     """
 
-    order: Literal["longest", "shortest", "arrival"] = "longest"
+    order: Literal["longest", "shortest", "arrival"] = "shortest"
     admission: bool = True
-    growth_share: float = GROWTH_SHARE
     progress: bool = True
-    patience_s: float = 120.0
+    patience_s: float = 600.0
     block_tokens: int = 64
     weights: Weights = field(default_factory=Weights)
 
 
 @dataclass(slots=True)
-class _Prepared:
-    """What is computed once per turn, however often it is considered."""
+class _Course:
+    """What is known of one turn, from when it is first considered to its end.
+
+    Attributes:
+        chain: block hashes of its prompt; empty where that is not known.
+        computed: tokens of its prompt that its trajectory's last turn had computed, on whatever replica.
+        remaining: what its trajectory is expected to need.
+        lease: its blocks on the replica where it was placed.
+    """
 
     chain: np.ndarray
+    computed: int
     remaining: Remaining
+    lease: Lease | None = None
 
 
 class WorkloadAware(Policy):
@@ -80,18 +93,16 @@ class WorkloadAware(Policy):
         self._options = options or Options()
         self._chains = Chains(self._options.block_tokens)
         self._index = PrefixIndex()
-        self._admission = Admission(self._options.growth_share)
+        self._admission = Admission()
         self._progress = Progress()
         self._load = Load()
-        self._paces = np.zeros((0, 4))
         self._candidates: Sequence[ReplicaFacts] = ()
         self._numbers = np.zeros(0, dtype=np.int64)
         self._places: dict[int, int] = {}
         self._known: dict[int, ReplicaFacts] = {}
-        self._ties = np.random.default_rng(seed)
         self._default_pace = Pace.of(StepTimeModel(StepTimePrior()))
-        self._prepared: dict[int, _Prepared] = {}
-        self._leases: dict[int, Lease | None] = {}
+        self._waiting: dict[int, _Course] = {}
+        self._placed: dict[int, _Course] = {}
         self._left = self._tail = 0
 
     def begin_step(self, trajectories: int) -> None:
@@ -102,7 +113,7 @@ class WorkloadAware(Policy):
         """No KV is of use any more, so that nothing ties a trajectory to its replica."""
         self._index.clear()
         self._load.busy_until[:] = 0.0
-        self._prepared.clear()
+        self._waiting.clear()
 
     def order(self, waiting: Sequence[Waiting], now: float) -> Sequence[Waiting]:
         """Overdue turns first, then trajectories whose KV is held, then newcomers."""
@@ -111,7 +122,7 @@ class WorkloadAware(Policy):
         def key(each: Waiting) -> tuple[bool, bool, float, int]:
             overdue = now - each.since > self._options.patience_s
             holds = self._admission.home(each.turn.metadata.trajectory) is not None
-            length = sign * self._prepare(each).remaining.output_tokens if sign else 0.0
+            length = sign * self._course(each).remaining.output_tokens if sign else 0.0
             return not overdue, not holds, length, each.ticket
 
         return sorted(waiting, key=key) if len(waiting) > 1 else waiting
@@ -122,44 +133,50 @@ class WorkloadAware(Policy):
         """The cheapest replica with room; any replica has room for a turn that is overdue."""
         if candidates != self._candidates:  # by identity, so that the usual case costs next to nothing
             self._know(candidates)
-        prepared = self._prepare(turn)
-        cached = self._cached(prepared, turn.turn)
+        course = self._course(turn)
+        cached = self._cached(course, turn.turn)
+        costs = self._costs(course, turn, cached, now)
         regardless = not self._options.admission or now - turn.since > self._options.patience_s
-        for place in self._by_cost(prepared, turn.turn, cached, now):
-            facts = candidates[place]
-            wanted = self._claim(prepared, turn.turn, int(cached[place]))
-            if regardless or self._admission.admits(facts.replica, facts.kv_tokens, wanted, now):
+        for _ in candidates:
+            place = int(costs.seconds.argmin())
+            facts, wanted = candidates[place], _claim(turn.turn, cached.item(place))
+            keeping_s = costs.keeping_s.item(place)
+            if regardless or self._admission.admits(facts.replica, facts.kv_tokens, wanted, now, keeping_s):
                 return facts.replica
+            costs.seconds[place] = np.inf
         return None
 
     def describe(self, turn: Waiting) -> tuple[bool, int]:
         """Critical is what is left in the tail of a step; of a step nobody announced nothing is."""
-        return 0 < self._left <= self._tail, round(self._prepare(turn).remaining.output_tokens)
+        return 0 < self._left <= self._tail, round(self._course(turn).remaining.output_tokens)
 
     def placed(self, turn: Waiting, replica: int, now: float) -> None:
         """Book what the turn does to its replica."""
-        prepared = self._prepared.pop(turn.ticket)
-        name = turn.turn.metadata.trajectory
-        lease = self._index.place(replica, name, prepared.chain) if turn.turn.prompt is not None else None
-        cached = lease.believed * self._options.block_tokens if lease else 0
-        prefill_s = (turn.turn.prompt_tokens - cached) * self._paces[replica, 2]
-        self._load.add(replica, name, turn.turn.prompt_tokens, prefill_s, now)
-        self._admission.claim(replica, self._claim(prepared, turn.turn, cached), now)
-        self._leases[turn.ticket] = lease
+        course = self._placed[turn.ticket] = self._waiting.pop(turn.ticket)
+        name, prompt_tokens = turn.turn.metadata.trajectory, turn.turn.prompt_tokens
+        cached = 0
+        if turn.turn.prompt is not None:
+            course.lease = self._index.place(replica, name, course.chain)
+            cached = course.lease.believed * self._options.block_tokens
+        prefill_s = (prompt_tokens - cached) * self._load.paces[replica, 2]
+        self._load.add(replica, name, prompt_tokens, prefill_s, now)
+        self._admission.claim(replica, _claim(turn.turn, cached))
 
     def finished(self, placed: Waiting, replica: int, outcome: Outcome | None, now: float) -> None:
         """Release what the turn held, and learn from its answer."""
-        turn, block = placed.turn, self._options.block_tokens
-        name, lease = turn.metadata.trajectory, self._leases.pop(placed.ticket)
+        turn, course = placed.turn, self._placed.pop(placed.ticket)
+        name, block = turn.metadata.trajectory, self._options.block_tokens
         output = outcome.output_tokens if outcome else 0
         self._load.remove(replica, turn.prompt_tokens)
         if outcome is not None:
             self._progress.answered(name, output)
+            self._learn_room(course, replica, outcome, now, estimated=turn.estimated)
+        lease = course.lease
         if lease is not None:
             if outcome is not None and outcome.cached_tokens is not None and not turn.estimated:
                 self._index.correct(lease, outcome.cached_tokens // block)
             self._index.release(lease, (turn.prompt_tokens % block + output) // block)
-        self._admission.idle(name, turn.prompt_tokens + output, self._remaining(turn).growth, now)
+        self._admission.idle(name, turn.prompt_tokens + output, now)
 
     def ended(self, trajectory: str) -> None:
         """Release what was held; its course is an example from now on."""
@@ -178,62 +195,63 @@ class WorkloadAware(Policy):
 
     def withdrawn(self, ticket: int) -> None:
         """The turn was taken out of the queue."""
-        self._prepared.pop(ticket, None)
+        self._waiting.pop(ticket, None)
 
-    def _prepare(self, waiting: Waiting) -> _Prepared:
-        prepared = self._prepared.get(waiting.ticket)
-        if prepared is None:
-            prepared = self._prepared[waiting.ticket] = self._describe(waiting.turn)
-        return prepared
+    def _course(self, waiting: Waiting) -> _Course:
+        course = self._waiting.get(waiting.ticket)
+        if course is None:
+            course = self._waiting[waiting.ticket] = self._begin(waiting.turn)
+        return course
 
-    def _describe(self, turn: TurnFacts) -> _Prepared:
+    def _begin(self, turn: TurnFacts) -> _Course:
         metadata = turn.metadata
-        self._progress.turn(metadata.trajectory, metadata.group, turn.prompt_tokens)
+        self._progress.turn(metadata.trajectory, metadata.group)
+        remaining = Remaining(1.0, turn.max_new_tokens)
+        if self._options.progress:
+            remaining = self._progress.remaining(metadata.trajectory, metadata.group)
+        if turn.prompt is None:
+            computed = min(self._admission.context(metadata.trajectory), turn.prompt_tokens)
+            return _Course(_NO_CHAIN, computed, remaining)
         salt = salt_of(metadata.epoch, turn.variant)
-        chain = _NO_CHAIN
-        if turn.prompt is not None:
-            chain = self._chains.extend(metadata.trajectory, turn.prompt, salt)
-        return _Prepared(chain, self._remaining(turn))
+        chain, known = self._chains.extend(metadata.trajectory, turn.prompt, salt)
+        return _Course(chain, known * self._options.block_tokens, remaining)
 
-    def _claim(self, prepared: _Prepared, turn: TurnFacts, cached: int) -> Claim:
-        return Claim(turn.metadata.trajectory, turn.prompt_tokens, prepared.remaining.growth, cached)
+    def _learn_room(
+        self, course: _Course, replica: int, outcome: Outcome, now: float, *, estimated: bool
+    ) -> None:
+        """Count what the replica had to compute again, within the precision to which that is known."""
+        if outcome.cached_tokens is None:
+            return
+        precision = self._options.block_tokens + estimated * course.computed // _ESTIMATE
+        again = max(0, course.computed - outcome.cached_tokens - precision)
+        seconds = again * self._load.paces.item(replica, 2)
+        self._admission.headroom.recomputed(seconds, len(self._candidates), now)
 
-    def _remaining(self, turn: TurnFacts) -> Remaining:
-        if not self._options.progress:
-            return Remaining(1.0, turn.max_new_tokens, turn.max_new_tokens, turn.max_new_tokens)
-        return self._progress.remaining(turn.metadata.trajectory, turn.metadata.group)
-
-    def _cached(self, prepared: _Prepared, turn: TurnFacts) -> np.ndarray:
+    def _cached(self, course: _Course, turn: TurnFacts) -> np.ndarray:
         """int64[candidates], tokens of the prompt that each is believed to hold."""
         name, block = turn.metadata.trajectory, self._options.block_tokens
-        at_home = self._numbers == self._admission.home(name)
-        context = min(self._admission.context(name), turn.prompt_tokens)
-        if turn.prompt is None:  # only where its last turn was can be known
-            return context * at_home
         cached = np.zeros(len(self._numbers), dtype=np.int64)
-        for replica, blocks in self._index.match(prepared.chain, name).items():
-            place = self._places.get(replica)
-            if place is not None:
-                cached[place] = block * blocks
-        # The index knows full blocks only; without the rest, short conversations would go anywhere.
-        rest = context - cached
-        return cached + rest * (at_home & (rest > 0) & (rest < block))
+        if turn.prompt is not None:
+            for replica, blocks in self._index.match(course.chain, name).items():
+                place = self._places.get(replica)
+                if place is not None:
+                    cached[place] = block * blocks
+        home = self._admission.home(name)
+        place = None if home is None else self._places.get(home)
+        if place is not None:
+            # The index knows full blocks only; without the rest, short conversations would go anywhere.
+            rest = min(self._admission.context(name), turn.prompt_tokens) - cached.item(place)
+            if turn.prompt is None or 0 < rest < block:
+                cached[place] += rest
+        return cached
 
-    def _by_cost(self, prepared: _Prepared, turn: TurnFacts, cached: np.ndarray, now: float) -> list[int]:
-        """Places of the candidates, the cheapest first."""
-        replicas = self._numbers
-        uncached, weights = turn.prompt_tokens - cached, self._options.weights
-        seconds = cost(
-            self._load, self._paces, replicas, uncached, _demand(turn, prepared.remaining), now, weights
-        )
-        seconds *= 1 + _TIE * self._ties.random(len(seconds))
-        cheapest = np.argsort(seconds).tolist()
-        shortlist, rest = cheapest[:_SHORTLIST], cheapest[_SHORTLIST:]
-        for place in shortlist if weights.evicted else ():
-            replica, block = int(replicas[place]), self._options.block_tokens
-            evicted = self._index.evicted_by(replica, int(uncached[place]) // block, turn.metadata.trajectory)
-            seconds[place] += weights.evicted * evicted * block * self._paces[replica, 2]
-        return sorted(shortlist, key=seconds.__getitem__) + rest
+    def _costs(self, course: _Course, turn: Waiting, cached: np.ndarray, now: float) -> Costs:
+        remaining = course.remaining
+        output = max(1.0, remaining.output_tokens / max(1.0, remaining.turns))
+        later = _LATER * max(0.0, remaining.output_tokens - output)
+        demand = Demand(turn.turn.prompt_tokens, output, later)
+        seed = self._random.getrandbits(63)
+        return cost(self._load, self._numbers, cached, demand, now, self._options.weights, seed)
 
     def _know(self, candidates: Sequence[ReplicaFacts]) -> None:
         """Take over what is new about the replicas."""
@@ -243,20 +261,10 @@ class WorkloadAware(Policy):
         for facts in candidates:
             if self._known.get(facts.replica) is not facts:
                 self._known[facts.replica] = facts
-                self._learn(facts)
-
-    def _learn(self, facts: ReplicaFacts) -> None:
-        replicas = facts.replica + 1
-        if replicas > len(self._paces):
-            missing = np.tile(np.array(self._default_pace), (replicas - len(self._paces), 1))
-            self._paces = np.concatenate([self._paces, missing])
-            self._load.grow(replicas)
-        self._paces[facts.replica] = (
-            self._default_pace if facts.step_time is None else Pace.of(facts.step_time)
-        )
-        self._index.set_capacity(facts.replica, facts.kv_tokens // self._options.block_tokens)
+                pace = self._default_pace if facts.step_time is None else Pace.of(facts.step_time)
+                self._load.learn(facts.replica, pace)
+                self._index.set_capacity(facts.replica, facts.kv_tokens // self._options.block_tokens)
 
 
-def _demand(turn: TurnFacts, remaining: Remaining) -> Demand:
-    output = max(1.0, remaining.output_tokens / max(1.0, remaining.turns))
-    return Demand(turn.prompt_tokens, output, max(0.0, remaining.output_tokens - output))
+def _claim(turn: TurnFacts, cached: int) -> Claim:
+    return Claim(turn.metadata.trajectory, turn.prompt_tokens, cached)

@@ -118,6 +118,7 @@ class Simulator:
             outages: of replicas.
         """
         self._sessions = deque(sessions)
+        self._limit = max(len(turn.output) for session in sessions for turn in session.turns)  # one for all
         self._concurrency = concurrency or len(sessions)
         self._configs = list(configs)
         self._replicas = [Replica(config) for config in configs]
@@ -180,9 +181,8 @@ class Simulator:
     def _queue(self, trajectory: _Trajectory) -> None:
         session, prompt = trajectory.session, trajectory.context
         metadata = TurnMetadata(session.name, session.group, trajectory.turn)
-        longest = max(len(turn.output) for turn in session.turns)
         self._changed = True
-        self._scheduler.submit(TurnFacts(metadata, len(prompt), longest, prompt), self._now)
+        self._scheduler.submit(TurnFacts(metadata, len(prompt), self._limit, prompt), self._now)
 
     def _decide(self) -> None:
         self._changed = False

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nemo_war.speculative.kernel import kernel
+from nemo_war.kernel import kernel
 
 PAGE = 64
 NONE = -1

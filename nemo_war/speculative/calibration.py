@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nemo_war.speculative.kernel import kernel
+from nemo_war.kernel import kernel
 
 # Kinds of places: the trajectory's own tokens, a sibling's, another's. GIVEN is added for tokens that
 # no model sampled (prompts, tool results), RECOVERING while a place is followed past a token that differed.

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nemo_war.kernel import kernel
 from nemo_war.speculative.arena import (
     ANY,
     BIRTH,
@@ -55,7 +56,6 @@ from nemo_war.speculative.calibration import (
     record,
     weight_of,
 )
-from nemo_war.speculative.kernel import kernel
 
 MAX_CURSORS = 32
 MAX_VISITS = 16  # places looked at per chain and draft; more cost time and, being older, mislead

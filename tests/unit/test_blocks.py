@@ -14,7 +14,7 @@ TEXT = np.random.default_rng(0).integers(0, 1000, 400, dtype=np.int32)
 
 
 def from_scratch(prompt: np.ndarray, salt: int = SALT) -> list[int]:
-    return Chains(SIZE).extend("t", prompt, salt).tolist()
+    return Chains(SIZE).extend("t", prompt, salt)[0].tolist()
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_whatever_came_before_the_chain_is_that_of_the_whole_prompt(turns):
     for name, salt, kept, more in turns:
         last[name] = [*last[name][:kept], *more]
         prompt = np.array(last[name], np.int32)
-        chain = chains.extend(name, prompt, salt)
+        chain = chains.extend(name, prompt, salt)[0]
         assert chain.tolist() == from_scratch(prompt, salt)
         given_out.append((chain, chain.tolist()))
     assert all(chain.tolist() == before for chain, before in given_out)
@@ -51,7 +51,7 @@ def test_only_new_blocks_are_hashed(hashed):
     chains = Chains(SIZE)
     chains.extend("t", TEXT[:301], SALT)
     hashed.clear()
-    assert len(chains.extend("t", TEXT[:315], SALT)) == 78
+    assert len(chains.extend("t", TEXT[:315], SALT)[0]) == 78
     assert hashed == [SIZE] * 3
 
 
@@ -72,10 +72,10 @@ def test_epochs_and_variants_share_nothing():
 @pytest.mark.parametrize("place", [0, 150, 399])
 def test_a_single_edited_token_is_noticed_wherever_it_is(place):
     chains = Chains(SIZE)
-    before = chains.extend("t", TEXT, SALT).tolist()
+    before = chains.extend("t", TEXT, SALT)[0].tolist()
     edited = TEXT.copy()
     edited[place] += 1
-    after = chains.extend("t", np.concatenate([edited, TEXT]), SALT).tolist()
+    after = chains.extend("t", np.concatenate([edited, TEXT]), SALT)[0].tolist()
     assert after == from_scratch(np.concatenate([edited, TEXT]))
     assert sum(a == b for a, b in zip(before, after, strict=False)) == place // SIZE
 
@@ -93,7 +93,7 @@ def test_no_more_trajectories_are_remembered_than_may_be(hashed):
     hashed.clear()
     chains.extend("t97", TEXT, SALT)
     assert not hashed
-    assert chains.extend("t0", TEXT, SALT).tolist() == from_scratch(TEXT)
+    assert chains.extend("t0", TEXT, SALT)[0].tolist() == from_scratch(TEXT)
     assert hashed
 
 

@@ -30,10 +30,9 @@ ABLATIONS = {
     "without queue": Options(weights=Weights(queue=0)),
     "without pace": Options(weights=Weights(pace=0)),
     "without others": Options(weights=Weights(others=0)),
-    "without evicted": Options(weights=Weights(evicted=0)),
     "without admission": Options(admission=False),
     "without progress": Options(progress=False),
-    "shortest first": Options(order="shortest"),
+    "longest first": Options(order="longest"),
     "in order of arrival": Options(order="arrival"),
 }
 

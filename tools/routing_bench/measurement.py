@@ -52,12 +52,14 @@ class Measured(NamedTuple):
     p99_turn_wait: float
     moves: int
     failed: int
+    turns: int
+    output_tokens: int
 
 
 def measured(run: Run, replicas: int) -> Measured:
     """The figures of a run on so many replicas."""
     if not run.turns:  # a router that serves nothing must not end a run of hours
-        return Measured(round(run.makespan, 1), 0.0, run.recomputed, 0.0, 0.0, 0, run.failed)
+        return Measured(round(run.makespan, 1), 0.0, run.recomputed, 0.0, 0.0, 0, run.failed, 0, 0)
     output = output_tokens(run.turns, replicas)
     prompts = sum(turn.prompt_tokens for turn in run.turns)
     return Measured(
@@ -68,6 +70,8 @@ def measured(run: Run, replicas: int) -> Measured:
         round(float(np.quantile([turn.waited_s for turn in run.turns], 0.99)), 2),
         _moves(run.turns),
         run.failed,
+        len(run.turns),
+        sum(output),
     )
 
 

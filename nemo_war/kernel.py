@@ -1,4 +1,4 @@
-"""How the drafter's functions of arrays are compiled."""
+"""How functions of arrays are compiled, the drafter's and those of placement."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numba
 from numba.core.cpu import CPUTargetOptions
 
-_MODULES = ("kernel", "arena", "calibration", "index")
+_MODULES = ("kernel", "speculative/arena", "speculative/calibration", "speculative/index", "routing/cost")
 """The modules that hold kernels, and this one."""
 
 
