@@ -161,7 +161,7 @@ def test_nemo_gym_is_known_by_the_tokens_it_sends_back_even_where_texts_changed(
     assert (again.trajectory, again.group) == (first.trajectory, first.group)
     prompt = read_prompt(fields)
     assert prompt.tokens.ids.tolist() == [*range(50), *range(100, 110)]
-    assert 70 <= prompt.length <= 90
+    assert 70 <= client.known.lengths.tokens(prompt, again.course) <= 90
     outright = {"messages": [user("?")], "required_prefix_token_ids": [*range(50), *range(100, 110)]}
     assert client.turn(outright, None).trajectory == first.trajectory
 
@@ -240,7 +240,7 @@ def test_an_adapter_a_salt_and_images_make_another_variant():
     assert len(set(kinds)) == 5
     pictures = [read_prompt({"messages": [user(each)]}) for each in (image, other)]
     assert pictures[0].group != pictures[1].group
-    assert pictures[0].length == pictures[1].length < 10
+    assert pictures[0].size == pictures[1].size < 40
     assert of(messages=[user("y")], model="m") == kinds[0]
 
 

@@ -17,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from nemo_war.routing.http.lengths import Course, Lengths
 from nemo_war.routing.http.prompt import Mark, Prompt
 
 _CANDIDATES = 64
@@ -29,12 +30,14 @@ class _Trajectory:
 
     Attributes:
         group: shared with its siblings.
+        course: what is known of its length.
         turns: begun so far.
         in_flight: of these, not finished.
         marks: where it stands.
     """
 
     group: str
+    course: Course
     turns: int = 0
     in_flight: int = 0
     marks: list[Mark] = field(default_factory=list)
@@ -42,15 +45,20 @@ class _Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A turn of a trajectory: its names, and its number from 0."""
+    """A turn of a trajectory: its names, its number from 0, and what is known of its length."""
 
     trajectory: str
     group: str
     turn: int
+    course: Course
 
 
 class Trajectories:
-    """All trajectories under way."""
+    """All trajectories under way.
+
+    Attributes:
+        lengths: what was learned of the length of their prompts.
+    """
 
     def __init__(self, idle_s: float, limit: int, ended: Callable[[str], None]) -> None:
         """Know none.
@@ -65,6 +73,7 @@ class Trajectories:
         self._idle: OrderedDict[str, float] = OrderedDict()
         self._standing: dict[str | int, OrderedDict[str, Mark]] = {}
         self._numbers = itertools.count()
+        self.lengths = Lengths()
 
     def __len__(self) -> int:
         """Trajectories under way."""
@@ -89,12 +98,12 @@ class Trajectories:
         if known is None or name is None:
             group = group or prompt.group
             name = name or f"{group}.{next(self._numbers)}"
-            known = self._known[name] = _Trajectory(group)
+            known = self._known[name] = _Trajectory(group, self.lengths.course())
         self._idle.pop(name, None)
         known.turns += 1
         known.in_flight += 1
         self._shrink()
-        return Begun(name, known.group, known.turns - 1)
+        return Begun(name, known.group, known.turns - 1, known.course)
 
     def stands(self, name: str, marks: list[Mark]) -> None:
         """It was answered; where it stood before nobody will find it."""
