@@ -224,6 +224,31 @@ def test_a_trajectory_with_a_turn_under_way_is_not_ended():
     assert client.ended == ["short", "busy"]
 
 
+def test_a_trajectory_ends_when_its_client_says_so():
+    client = Client()
+    client.turn({"messages": [user("x")]}, None, name="mine")
+    client.known.end("mine")
+    client.known.end("mine")
+    client.known.end("nobody's")
+    assert (client.ended, len(client.known)) == (["mine"], 0)
+    assert client.turn({"messages": [user("x")]}, None, name="mine").turn == 0
+
+
+def test_said_to_be_over_during_its_turn_it_ends_with_that_one_unless_it_goes_on():
+    client = Client()
+    prompt = read_prompt({"messages": [user("x")]})
+    for name in ("over", "going on"):
+        client.known.begin(prompt, name)
+        client.known.end(name)
+    client.known.begin(prompt, "going on")
+    client.known.finish("over", now=1)
+    client.known.finish("going on", now=1)
+    assert client.ended == ["over"]
+    client.known.finish("going on", now=2)
+    assert client.ended == ["over"]
+    assert client.known.check_integrity()
+
+
 def test_an_adapter_a_salt_and_images_make_another_variant():
     def of(**fields) -> str:
         return variant(fields, read_prompt(fields))

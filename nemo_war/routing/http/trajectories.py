@@ -6,8 +6,9 @@ stand at the same place, when their answers are equal; they are then taken in ro
 so that each goes on once. A prompt that continues nothing begins a new trajectory, in
 the group of all that begin with the same prompt.
 
-Memory is bounded: one place per trajectory, and trajectories that are idle for long, or
-are more than the limit, are over.
+A trajectory is over when its client says so. Few do; memory is bounded all the same: one
+place per trajectory, and trajectories that are idle for long, or are more than the limit,
+are over too.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class _Trajectory:
         course: what is known of its length.
         turns: begun so far.
         in_flight: of these, not finished.
+        over: there will be no other turn.
         marks: where it stands.
     """
 
@@ -40,6 +42,7 @@ class _Trajectory:
     course: Course
     turns: int = 0
     in_flight: int = 0
+    over: bool = False
     marks: list[Mark] = field(default_factory=list)
 
 
@@ -102,6 +105,7 @@ class Trajectories:
         self._idle.pop(name, None)
         known.turns += 1
         known.in_flight += 1
+        known.over = False
         self._shrink()
         return Begun(name, known.group, known.turns - 1, known.course)
 
@@ -119,12 +123,21 @@ class Trajectories:
         known.in_flight -= 1
         if not known.in_flight:
             self._idle[name] = now
+            if known.over:
+                self._end(name)
             self._shrink()
+
+    def end(self, name: str) -> None:
+        """It is said to be over: it is from now on, or when its turn is; no effect where it is not known."""
+        if name in self._idle:
+            self._end(name)
+        elif name in self._known:
+            self._known[name].over = True
 
     def expire(self, now: float) -> None:
         """End those that were idle for too long."""
         while self._idle and now - next(iter(self._idle.values())) > self._idle_s:
-            self._end_oldest()
+            self._end(next(iter(self._idle)))
 
     def check_integrity(self) -> bool:
         """Whether the books agree with each other; for tests."""
@@ -144,10 +157,11 @@ class Trajectories:
 
     def _shrink(self) -> None:
         while len(self._known) > self._limit and self._idle:
-            self._end_oldest()
+            self._end(next(iter(self._idle)))
 
-    def _end_oldest(self) -> None:
-        name, _ = self._idle.popitem(last=False)
+    def _end(self, name: str) -> None:
+        """An idle one is over."""
+        del self._idle[name]
         self._leave(name, self._known.pop(name))
         self._ended(name)
 
