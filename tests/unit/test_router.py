@@ -560,6 +560,26 @@ async def test_a_body_that_is_not_understood_is_refused(body):
         assert place.served() == [0]
 
 
+async def test_a_client_says_that_a_trajectory_is_over():
+    async with routed(2, policy="war", token="s3cret") as place:
+        allowed = {"Authorization": "Bearer s3cret"}
+
+        async def end(name: str, headers: dict) -> int:
+            async with place.client.delete(f"{place.url}/trajectories/{name}", headers=headers) as response:
+                return response.status
+
+        body = {"messages": [{"role": "user", "content": "hi"}]}
+        url, named = place.url + "/v1/chat/completions", {"x-session-id": "step 1/task#7"}
+        async with place.client.post(url, json=body, headers={**allowed, **named}) as response:
+            assert response.status == 200
+        assert await end("step%201%2Ftask%237", {}) == 401
+        assert len(place.router.trajectories) == 1
+        assert await end("step%201%2Ftask%237", allowed) == 204
+        assert await end("unknown", allowed) == 204
+        state = place.router.state()
+        assert [state["trajectories"], *(each["trajectories"] for each in state["replicas"])] == [0, 0, 0]
+
+
 async def test_with_a_token_only_who_knows_it_is_served():
     async with routed(1, token="s3cret") as place:
         assert "s3cret" not in repr(place.router.settings)

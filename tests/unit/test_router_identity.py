@@ -161,7 +161,7 @@ def test_nemo_gym_is_known_by_the_tokens_it_sends_back_even_where_texts_changed(
     assert (again.trajectory, again.group) == (first.trajectory, first.group)
     prompt = read_prompt(fields)
     assert prompt.tokens.ids.tolist() == [*range(50), *range(100, 110)]
-    assert 70 <= prompt.length <= 90
+    assert 70 <= client.known.lengths.tokens(prompt, again.course) <= 90
     outright = {"messages": [user("?")], "required_prefix_token_ids": [*range(50), *range(100, 110)]}
     assert client.turn(outright, None).trajectory == first.trajectory
 
@@ -224,6 +224,31 @@ def test_a_trajectory_with_a_turn_under_way_is_not_ended():
     assert client.ended == ["short", "busy"]
 
 
+def test_a_trajectory_ends_when_its_client_says_so():
+    client = Client()
+    client.turn({"messages": [user("x")]}, None, name="mine")
+    client.known.end("mine")
+    client.known.end("mine")
+    client.known.end("nobody's")
+    assert (client.ended, len(client.known)) == (["mine"], 0)
+    assert client.turn({"messages": [user("x")]}, None, name="mine").turn == 0
+
+
+def test_said_to_be_over_during_its_turn_it_ends_with_that_one_unless_it_goes_on():
+    client = Client()
+    prompt = read_prompt({"messages": [user("x")]})
+    for name in ("over", "going on"):
+        client.known.begin(prompt, name)
+        client.known.end(name)
+    client.known.begin(prompt, "going on")
+    client.known.finish("over", now=1)
+    client.known.finish("going on", now=1)
+    assert client.ended == ["over"]
+    client.known.finish("going on", now=2)
+    assert client.ended == ["over"]
+    assert client.known.check_integrity()
+
+
 def test_an_adapter_a_salt_and_images_make_another_variant():
     def of(**fields) -> str:
         return variant(fields, read_prompt(fields))
@@ -240,7 +265,7 @@ def test_an_adapter_a_salt_and_images_make_another_variant():
     assert len(set(kinds)) == 5
     pictures = [read_prompt({"messages": [user(each)]}) for each in (image, other)]
     assert pictures[0].group != pictures[1].group
-    assert pictures[0].length == pictures[1].length < 10
+    assert pictures[0].size == pictures[1].size < 40
     assert of(messages=[user("y")], model="m") == kinds[0]
 
 

@@ -20,8 +20,10 @@ from nemo_war.routing.http.answer import Answer, token_ids
 
 _BLOCK = 16
 """Tokens between two looks for a known beginning; an engine reuses no KV below its block of 16."""
-_CHARACTERS_PER_TOKEN = 4
-"""Of English text and code, in the usual tokenizers; where no token ids are given a length is an estimate."""
+_PIECE = 4
+"""Bytes of an int32."""
+_ROW = 16
+"""Pieces after which a stride that is not whole is made up for."""
 
 
 class Mark(NamedTuple):
@@ -45,34 +47,38 @@ class Prompt:
     Attributes:
         conversation: its messages; None where it is not a chat.
         tokens: its beginning (or all of it) in tokens; None where those are not given.
-        text_characters: characters of a prompt that is neither.
+        text_bytes: size of a prompt that is neither.
         text: hash of such a prompt.
     """
 
     conversation: Conversation | None = None
     tokens: Tokens | None = None
-    text_characters: int = 0
+    text_bytes: int = 0
     text: str = ""
 
-    @property
-    def beginning(self) -> np.ndarray | None:
+    def beginning(self, length: int, stride: float) -> np.ndarray | None:
         """int32[n], its tokens as far as they are known; of a chat without any, pieces of its text instead.
 
         Prompts with a common beginning have one in such pieces too, which is all that placement
         needs of tokens.
+
+        Args:
+            length: most pieces of text.
+            stride: bytes from one piece to the next.
         """
         if self.tokens is not None:
             return self.tokens.ids
-        return self.conversation.pieces() if self.conversation is not None else None
+        return self.conversation.pieces(length, stride) if self.conversation is not None else None
 
     @property
-    def length(self) -> int:
-        """Tokens: those given, and a quarter of the characters of the rest."""
-        if self.tokens is None:
-            characters = self.conversation.characters if self.conversation else self.text_characters
-            return characters // _CHARACTERS_PER_TOKEN
-        rest = self.conversation.new_characters if self.conversation else 0
-        return len(self.tokens.ids) + rest // _CHARACTERS_PER_TOKEN
+    def size(self) -> int:
+        """Bytes of all of its text, in UTF-8."""
+        return self.conversation.size if self.conversation is not None else self.text_bytes
+
+    @property
+    def rest(self) -> int:
+        """Of these, what follows the tokens that are given."""
+        return self.conversation.new_size if self.conversation is not None else 0
 
     @property
     def group(self) -> str:
@@ -148,15 +154,15 @@ class Conversation:
 
         Args:
             messages: of the request.
-            tools: what the request offers; they are part of every prompt, and count by their length only.
+            tools: what the request offers; they are part of every prompt, which begins with them.
         """
         self._hash = xxh3_128()
         self.keys: list[str] = []
         self.opening = ""
-        self.characters = len(json.dumps(tools)) if tools else 0
-        self.new_characters = 0
+        self._texts = [_bytes(json.dumps(tools, ensure_ascii=False))] if tools else []
+        self.size = sum(map(len, self._texts))
+        self.new_size = 0
         self.media: list[str] = []
-        self._texts: list[bytes] = []
         for message in messages:
             fields = message if isinstance(message, Mapping) else {"content": message}
             answer = fields.get("role") == "assistant"
@@ -165,7 +171,7 @@ class Conversation:
             self._add(fields)
             if answer:
                 self.keys.append(self._hash.hexdigest())
-                self.new_characters = 0
+                self.new_size = 0
         self.opening = self.opening or self._hash.hexdigest()
 
     def after(self, message: Mapping[str, Any]) -> Mark:
@@ -174,20 +180,24 @@ class Conversation:
         hashed.update(_bytes(_canonical(message, [])))
         return Mark(hashed.hexdigest())
 
-    def pieces(self) -> np.ndarray:
-        """int32[n], the text in pieces of about a token."""
+    def pieces(self, most: int, stride: float) -> np.ndarray:
+        """int32[n <= most], four bytes of the text in every `stride`; the last few may lack."""
         text = b"".join(self._texts)
-        return np.frombuffer(text[: len(text) // _CHARACTERS_PER_TOKEN * _CHARACTERS_PER_TOKEN], np.int32)
+        # A row of pieces has whole bytes between them, and the fraction at its end: copied without an index.
+        step, row = int(stride), round(_ROW * stride)
+        rows = max(0, (len(text) - (_ROW - 1) * step - _PIECE) // row + 1)
+        return np.ndarray((rows, _ROW), np.int32, text, strides=(row, step)).ravel()[:most]
 
     def _add(self, message: Mapping[str, Any]) -> None:
         media: list[str] = []
         canonical = _canonical(message, media)
-        self._texts.append(_bytes(canonical))
-        self._hash.update(self._texts[-1])
+        text = _bytes(canonical)
+        self._texts.append(text)
+        self._hash.update(text)
         self._hash.update(_bytes("".join(media)))
         self.media += media
-        self.characters += len(canonical)
-        self.new_characters += len(canonical)
+        self.size += len(text)
+        self.new_size += len(text)
 
 
 def read_prompt(fields: Mapping[str, Any]) -> Prompt:
@@ -201,7 +211,8 @@ def read_prompt(fields: Mapping[str, Any]) -> Prompt:
     if ids is not None:
         return Prompt(tokens=Tokens(ids, whole=True))
     text = prompt if isinstance(prompt, str) else json.dumps(prompt)
-    return Prompt(text_characters=len(text), text=xxh3_128(_bytes(text)).hexdigest())
+    encoded = _bytes(text)
+    return Prompt(text_bytes=len(encoded), text=xxh3_128(encoded).hexdigest())
 
 
 def variant(fields: Mapping[str, Any], prompt: Prompt) -> str:

@@ -24,6 +24,7 @@ from nemo_war.routing.facts import TurnFacts
 from nemo_war.routing.http.answer import Answer
 from nemo_war.routing.http.exchange import AttemptFailedError, Exchange
 from nemo_war.routing.http.identity import announced
+from nemo_war.routing.http.lengths import Course
 from nemo_war.routing.http.metrics import Metrics
 from nemo_war.routing.http.profiles import RefusalError, invalid, no_replica
 from nemo_war.routing.http.prompt import Prompt, read_prompt, variant
@@ -92,10 +93,11 @@ class Router:
     async def turn(self, request: web.Request) -> web.StreamResponse:
         """Serve a turn of a trajectory."""
         body = await self._body(request)
-        facts, prompt, named = self._begin(request, _object(body))
+        facts, prompt, course, named = self._begin(request, _object(body))
         name = facts.metadata.trajectory
         try:
-            place = partial(self.queue.placed, facts, partial(self._answered, name, prompt, named))
+            answered = partial(self._answered, name, prompt, course, named)
+            place = partial(self.queue.placed, facts, answered)
             return await self._deliver(request, body, place)
         finally:
             self.trajectories.finish(name, time.monotonic())
@@ -125,7 +127,9 @@ class Router:
             "counters": self.metrics.counters(),
         }
 
-    def _begin(self, request: web.Request, fields: Mapping[str, Any]) -> tuple[TurnFacts, Prompt, bool]:
+    def _begin(
+        self, request: web.Request, fields: Mapping[str, Any]
+    ) -> tuple[TurnFacts, Prompt, Course, bool]:
         """Find out whose turn it is; also whether the request said so."""
         try:
             said = announced(request.headers, fields)
@@ -135,10 +139,10 @@ class Router:
         begun = self.trajectories.begin(prompt, said.trajectory, said.group)
         metadata = said.metadata or TurnMetadata(begun.trajectory, begun.group, begun.turn)
         limit = _limit(fields, self.settings.new_tokens if prompt.conversation else _COMPLETION_TOKENS)
-        facts = TurnFacts(
-            metadata, prompt.length, limit, prompt.beginning, variant(fields, prompt), prompt.tokens is None
-        )
-        return facts, prompt, said.trajectory is not None
+        course, length = begun.course, self.trajectories.lengths.tokens(prompt, begun.course)
+        beginning = prompt.beginning(length, course.stride)
+        facts = TurnFacts(metadata, length, limit, beginning, variant(fields, prompt), prompt.tokens is None)
+        return facts, prompt, course, said.trajectory is not None
 
     async def _deliver(self, request: web.Request, body: bytes, place: Place) -> web.StreamResponse:
         """Try one replica after the other, none twice; if none serves, take what one answered instead."""
@@ -195,13 +199,14 @@ class Router:
     def _returned(self, replica: int) -> None:
         self.queue.returned()
 
-    def _answered(self, name: str, prompt: Prompt, named: bool, answer: Answer) -> None:
+    def _answered(self, name: str, prompt: Prompt, course: Course, named: bool, answer: Answer) -> None:
         """Take note of a complete answer, of which the client has not seen the end yet."""
         outcome = answer.outcome()
         if outcome is not None:
             self.metrics.prompt_tokens.inc(answer.prompt_tokens)
             self.metrics.cached_tokens.inc(outcome.cached_tokens or 0)
             self.metrics.output_tokens.inc(outcome.output_tokens)
+        self.trajectories.lengths.learn(prompt, course, answer.prompt_tokens)
         if not named:
             self.trajectories.stands(name, prompt.after(answer))
 

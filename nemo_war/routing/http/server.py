@@ -63,6 +63,7 @@ class Server:
             add("POST", path, self._endpoint(path, router.turn))
         add("GET", "/v1/models", self._endpoint("/v1/models", router.plain))
         add("POST", "/tokenize", self._endpoint("/tokenize", router.plain))
+        add("DELETE", "/trajectories/{name:.+}", self._endpoint("/trajectories", self._end))
         add("GET", "/state", self._endpoint("/state", self._state))
         add("GET", "/metrics", self._endpoint("/metrics", self._metrics))
         add("GET", "/health", self._health)
@@ -117,6 +118,10 @@ class Server:
     async def _connected(self, application: web.Application) -> AsyncIterator[None]:
         async with self._router.running():
             yield
+
+    async def _end(self, request: web.Request) -> web.Response:
+        self._router.trajectories.end(request.match_info["name"])
+        return web.Response(status=204)
 
     async def _state(self, request: web.Request) -> web.Response:
         return web.json_response(self._router.state())

@@ -6,8 +6,9 @@ stand at the same place, when their answers are equal; they are then taken in ro
 so that each goes on once. A prompt that continues nothing begins a new trajectory, in
 the group of all that begin with the same prompt.
 
-Memory is bounded: one place per trajectory, and trajectories that are idle for long, or
-are more than the limit, are over.
+A trajectory is over when its client says so. Few do; memory is bounded all the same: one
+place per trajectory, and trajectories that are idle for long, or are more than the limit,
+are over too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from nemo_war.routing.http.lengths import Course, Lengths
 from nemo_war.routing.http.prompt import Mark, Prompt
 
 _CANDIDATES = 64
@@ -29,28 +31,37 @@ class _Trajectory:
 
     Attributes:
         group: shared with its siblings.
+        course: what is known of its length.
         turns: begun so far.
         in_flight: of these, not finished.
+        over: there will be no other turn.
         marks: where it stands.
     """
 
     group: str
+    course: Course
     turns: int = 0
     in_flight: int = 0
+    over: bool = False
     marks: list[Mark] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A turn of a trajectory: its names, and its number from 0."""
+    """A turn of a trajectory: its names, its number from 0, and what is known of its length."""
 
     trajectory: str
     group: str
     turn: int
+    course: Course
 
 
 class Trajectories:
-    """All trajectories under way."""
+    """All trajectories under way.
+
+    Attributes:
+        lengths: what was learned of the length of their prompts.
+    """
 
     def __init__(self, idle_s: float, limit: int, ended: Callable[[str], None]) -> None:
         """Know none.
@@ -65,6 +76,7 @@ class Trajectories:
         self._idle: OrderedDict[str, float] = OrderedDict()
         self._standing: dict[str | int, OrderedDict[str, Mark]] = {}
         self._numbers = itertools.count()
+        self.lengths = Lengths()
 
     def __len__(self) -> int:
         """Trajectories under way."""
@@ -89,12 +101,13 @@ class Trajectories:
         if known is None or name is None:
             group = group or prompt.group
             name = name or f"{group}.{next(self._numbers)}"
-            known = self._known[name] = _Trajectory(group)
+            known = self._known[name] = _Trajectory(group, self.lengths.course())
         self._idle.pop(name, None)
         known.turns += 1
         known.in_flight += 1
+        known.over = False
         self._shrink()
-        return Begun(name, known.group, known.turns - 1)
+        return Begun(name, known.group, known.turns - 1, known.course)
 
     def stands(self, name: str, marks: list[Mark]) -> None:
         """It was answered; where it stood before nobody will find it."""
@@ -110,12 +123,21 @@ class Trajectories:
         known.in_flight -= 1
         if not known.in_flight:
             self._idle[name] = now
+            if known.over:
+                self._end(name)
             self._shrink()
+
+    def end(self, name: str) -> None:
+        """It is said to be over: it is from now on, or when its turn is; no effect where it is not known."""
+        if name in self._idle:
+            self._end(name)
+        elif name in self._known:
+            self._known[name].over = True
 
     def expire(self, now: float) -> None:
         """End those that were idle for too long."""
         while self._idle and now - next(iter(self._idle.values())) > self._idle_s:
-            self._end_oldest()
+            self._end(next(iter(self._idle)))
 
     def check_integrity(self) -> bool:
         """Whether the books agree with each other; for tests."""
@@ -135,10 +157,11 @@ class Trajectories:
 
     def _shrink(self) -> None:
         while len(self._known) > self._limit and self._idle:
-            self._end_oldest()
+            self._end(next(iter(self._idle)))
 
-    def _end_oldest(self) -> None:
-        name, _ = self._idle.popitem(last=False)
+    def _end(self, name: str) -> None:
+        """An idle one is over."""
+        del self._idle[name]
         self._leave(name, self._known.pop(name))
         self._ended(name)
 
