@@ -8,8 +8,8 @@ it is measured: the time that goes into computing again what had been computed.
 
 from __future__ import annotations
 
-_WINDOW_S = 20.0
-"""Time over which it is measured before the room is changed."""
+_WINDOW_STEPS = 1000
+"""Engine steps in whose time it is measured before the room is changed."""
 _BEARABLE = 0.1
 """Share of the replicas' time. What one more trajectory adds to the throughput grows slower than what it has
 others compute again, so that the best share is small, and not zero. Simulated makespans, without headroom
@@ -33,19 +33,20 @@ class Headroom:
         self._lost_s = 0.0
         self._since: float | None = None
 
-    def recomputed(self, seconds: float, replicas: int, now: float) -> None:
+    def recomputed(self, seconds: float, replicas: int, step_s: float, now: float) -> None:
         """A turn was answered, and took this much prefill of what had been computed before.
 
         Args:
             seconds: of its replica's time.
             replicas: that serve.
+            step_s: seconds of a step of theirs.
             now: the time.
         """
         if self._since is None:
             self._since = now
         self._lost_s += seconds
         elapsed = now - self._since
-        if elapsed >= _WINDOW_S:
+        if elapsed > _WINDOW_STEPS * step_s:
             excess = self._lost_s / (replicas * elapsed) - _BEARABLE
             self.share = min(_MOST, max(0.0, self.share + _GAIN * excess))
             self._since, self._lost_s = now, 0.0

@@ -224,8 +224,8 @@ class WorkloadAware(Policy):
             return
         precision = self._options.block_tokens + estimated * course.computed // _ESTIMATE
         again = max(0, course.computed - outcome.cached_tokens - precision)
-        seconds = again * self._load.paces.item(replica, 2)
-        self._admission.headroom.recomputed(seconds, len(self._candidates), now)
+        step_s, _, token_s, _ = self._load.paces[replica].tolist()
+        self._admission.headroom.recomputed(again * token_s, len(self._candidates), step_s, now)
 
     def _cached(self, course: _Course, turn: TurnFacts) -> np.ndarray:
         """int64[candidates], tokens of the prompt that each is believed to hold."""

@@ -29,7 +29,6 @@ def chain_of(text: str) -> np.ndarray:
 class Request:
     """One request of the model, and the index's lease for it."""
 
-    name: str
     replica: int
     text: str
     known: int
@@ -139,7 +138,7 @@ class Traffic(RuleBasedStateMachine):
             replica.pin(text[:end])
         lease = self.index.place(number, name, chain_of(text))
         assert lease.believed == believed
-        self.turns[name] = Request(name, number, text, known, believed, stamp, lease)
+        self.turns[name] = Request(number, text, known, believed, stamp, lease)
         self.running.append(self.turns[name])
         self.make_room(replica)
 

@@ -31,14 +31,17 @@ class Driver:
         self.turns: dict[str, int] = {}
         self.now = 0.0
 
-    def submit(self, name: str, tokens: int, group: str = "g", epoch: int = 0) -> None:
+    def submit(
+        self, name: str, tokens: int, group: str = "g", epoch: int = 0, *, prompts: bool = True
+    ) -> None:
         before = self.contexts.get(name, np.full(256, len(group), dtype=np.int32))
         fresh = np.random.default_rng([*name.encode(), len(before)]).integers(0, 30_000, tokens)
         self.contexts[name] = np.concatenate([before, fresh]).astype(np.int32)
         turn = self.turns[name] = self.turns.get(name, -1) + 1
         prompt = self.contexts[name]
         self.scheduler.submit(
-            TurnFacts(TurnMetadata(name, group, turn, epoch), len(prompt), 50, prompt), self.now
+            TurnFacts(TurnMetadata(name, group, turn, epoch), len(prompt), 50, prompt if prompts else None),
+            self.now,
         )
 
     def go(self, facts: list[ReplicaFacts]) -> list[Placement]:
@@ -82,6 +85,63 @@ def test_what_an_engine_says_it_had_evicted_is_believed() -> None:
     on.now += 10
     assert placement.replica == home
     assert on.scheduler.check_integrity()
+
+
+class Reporting(Driver):
+    """A driver of one replica whose engine says after each turn what it had found cached."""
+
+    @property
+    def headroom(self) -> float:
+        policy = self.scheduler.policy
+        assert isinstance(policy, WorkloadAware)
+        return policy._admission.headroom.share
+
+    def report(
+        self, name: str, cached: int | None, tokens: int = 100, epoch: int = 0, *, prompts: bool = True
+    ) -> None:
+        self.submit(name, tokens, epoch=epoch, prompts=prompts)
+        (placement,) = self.go(replicas(1))
+        self.answer(placement, cached)
+        self.now += 30.0
+
+
+@pytest.mark.parametrize("prompts", [True, False])
+def test_what_an_engine_computed_again_raises_the_headroom(prompts: bool) -> None:
+    on = Reporting()
+    on.report("t", 0, 100_000, prompts=prompts)
+    assert on.headroom == 0
+    on.report("t", 0, prompts=prompts)
+    assert on.headroom > 0
+
+
+def test_what_it_found_cached_does_not() -> None:
+    on = Reporting()
+    on.report("t", 0, 100_000)
+    for _ in range(3):
+        on.report("t", len(on.contexts["t"]) - 64)
+    assert on.headroom == 0
+
+
+def test_an_engine_that_does_not_say_what_it_found_teaches_no_headroom() -> None:
+    on = Reporting()
+    on.report("t", None, 100_000)
+    on.report("t", None)
+    assert on.headroom == 0
+
+
+def test_a_prompt_that_does_not_continue_the_last_one_was_not_computed_again() -> None:
+    on = Reporting()
+    on.report("t", 0, 100_000)
+    on.contexts["t"] = np.arange(100_000, dtype=np.int32)
+    on.report("t", 0)
+    assert on.headroom == 0
+
+
+def test_what_a_refit_made_void_was_not_computed_again() -> None:
+    on = Reporting()
+    on.report("t", 0, 100_000)
+    on.report("t", 0, epoch=1)
+    assert on.headroom == 0
 
 
 def test_after_a_refit_nothing_ties_a_trajectory_to_its_replica() -> None:
@@ -160,7 +220,7 @@ def test_the_tail_of_a_step_is_critical_and_its_beginning_is_not() -> None:
 
 
 def test_each_term_of_the_cost_can_be_left_out() -> None:
-    for name in ("prefill", "queue", "pace", "others", "evicted"):
+    for name in Weights._fields:
         on = Driver(Options(weights=Weights(**{name: 0.0})))
         for each in "abc":
             on.turn(each, kv_tokens=2000)

@@ -22,6 +22,8 @@ PEERS = {
 }  # fmt: skip
 _PEERS_HEALTH_S = 1
 """Time between two looks at a replica: 60 s unless told otherwise, and this is the least they take."""
+_IDLE_S = 600
+"""Model seconds after which ours takes a trajectory for over, its default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,8 @@ def _war_flags(scenario: Scenario) -> list[str]:
     speed = scenario.speed
     return [
         "--kv-tokens", str(scenario.kv_tokens), *_step_flags(speed),
-        "--patience-s", str(Options().patience_s / speed), "--health-interval-s", str(2 / speed),
+        "--patience-s", str(Options().patience_s / speed), "--idle-s", str(_IDLE_S / speed),
+        "--health-interval-s", str(2 / speed),
     ]  # fmt: skip
 
 
