@@ -144,17 +144,21 @@ class Admission:
         )
 
     def _pause_shorter(self, cache: _Cache, capacity: float, wanted: Claim) -> bool:
-        """Pause idle trajectories shorter than this one until the rest fits; whether it does."""
+        """Pause idle shorter trajectories if then the rest fits, else this one; whether it may go on."""
+        excess = cache.held - capacity
         idle = [claim for claim in cache.claims.values() if claim.idle_since is not None]
+        paused = []
         for other in sorted(idle, key=lambda claim: claim.context):
-            if cache.held <= capacity or other.context >= wanted.context:
+            if excess <= 0 or other.context >= wanted.context:
                 break
             if other.trajectory != wanted.trajectory:
-                self.release(other.trajectory)
-        if cache.held <= capacity:
-            return True
-        self.release(wanted.trajectory)  # it is the one that loses least
-        return not cache.claims
+                excess -= other.held
+                paused.append(other)
+        if excess > 0:  # it is the one that loses least, or pausing others would not do
+            paused = [wanted]
+        for each in paused:
+            self.release(each.trajectory)
+        return excess <= 0 or not cache.claims
 
     def _lapse(self, cache: _Cache, since: float) -> None:
         """End the claims of trajectories that have been idle since then, or for longer."""

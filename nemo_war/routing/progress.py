@@ -52,11 +52,19 @@ class Remaining(NamedTuple):
 
 @dataclass(slots=True)
 class _Live:
-    """What a trajectory has done: turns answered, their tokens, and whether another is about to be placed."""
+    """What a trajectory has done.
+
+    Attributes:
+        group: its own.
+        turns, output_tokens: answered so far.
+        expected: ends that the hazards it survived made expect.
+        asked: another turn is about to be placed.
+    """
 
     group: str
     turns: int = 0
     output_tokens: int = 0
+    expected: float = 0.0
     asked: bool = False
 
 
@@ -66,10 +74,6 @@ class _Group:
 
     ended: int = 0
     expected: float = 0.0
-
-    @property
-    def frailty(self) -> float:
-        return (self.ended + _GROUP_PRIOR) / (self.expected + _GROUP_PRIOR)
 
 
 class _Lives:
@@ -145,7 +149,9 @@ class Progress:
         if live is None:
             live = self._live[trajectory] = _Live(group)
         if not live.asked and live.turns:
-            self._group(group).expected += self._lives.hazard(live.turns)
+            hazard = self._lives.hazard(live.turns)
+            live.expected += hazard
+            self._group(group).expected += hazard
             self._lives.went_on(live.turns)
         live.asked = True
 
@@ -171,13 +177,13 @@ class Progress:
     def remaining(self, trajectory: str, group: str) -> Remaining:
         """What is left of a trajectory, before its coming turn: the mean."""
         live = self._live.get(trajectory)
-        turns = 1.0 + (self._lives.residual(live.turns if live else 0) - 1.0) / self._frailty(group)
+        turns = 1.0 + (self._lives.residual(live.turns if live else 0) - 1.0) / self._frailty(group, live)
         return Remaining(turns, turns * self._tokens_per_turn(live))
 
     def quantile(self, trajectory: str, group: str, quantile: float) -> Remaining:
         """The same, but as much as will suffice with this probability, if outputs are as long as expected."""
         live = self._live.get(trajectory)
-        turns = self._lives.quantile(live.turns if live else 0, self._frailty(group), quantile)
+        turns = self._lives.quantile(live.turns if live else 0, self._frailty(group, live), quantile)
         return Remaining(turns, turns * self._tokens_per_turn(live))
 
     def _tokens_per_turn(self, live: _Live | None) -> float:
@@ -186,9 +192,13 @@ class Progress:
             return of_all
         return (live.output_tokens + _OWN_PRIOR * of_all) / (live.turns + _OWN_PRIOR)
 
-    def _frailty(self, group: str) -> float:
+    def _frailty(self, group: str, live: _Live | None) -> float:
+        """As its siblings show it: that the trajectory itself survived is in its residual life already."""
         known = self._groups.get(group)
-        return known.frailty if known is not None else 1.0
+        if known is None:
+            return 1.0
+        expected = max(0.0, known.expected - (live.expected if live else 0.0))
+        return (known.ended + _GROUP_PRIOR) / (expected + _GROUP_PRIOR)
 
     def _group(self, name: str) -> _Group:
         group = self._groups.get(name)

@@ -74,7 +74,7 @@ class _Course:
 
     Attributes:
         chain: block hashes of its prompt; empty where that is not known.
-        computed: tokens of its prompt that its trajectory's last turn had computed, on whatever replica.
+        computed: tokens of its prompt that its trajectory's last answer had computed, on whatever replica.
         remaining: what its trajectory is expected to need.
         lease: its blocks on the replica where it was placed.
     """
@@ -103,6 +103,7 @@ class WorkloadAware(Policy):
         self._default_pace = Pace.of(StepTimeModel(StepTimePrior()))
         self._waiting: dict[int, _Course] = {}
         self._placed: dict[int, _Course] = {}
+        self._computed: dict[str, int] = {}  # tokens of context for the last answer, if nothing voided them
         self._left = self._tail = 0
 
     def begin_step(self, trajectories: int) -> None:
@@ -113,6 +114,7 @@ class WorkloadAware(Policy):
         """No KV is of use any more, so that nothing ties a trajectory to its replica."""
         self._index.clear()
         self._load.busy_until[:] = 0.0
+        self._computed.clear()
         self._waiting.clear()
 
     def order(self, waiting: Sequence[Waiting], now: float) -> Sequence[Waiting]:
@@ -171,6 +173,7 @@ class WorkloadAware(Policy):
         if outcome is not None:
             self._progress.answered(name, output)
             self._learn_room(course, replica, outcome, now, estimated=turn.estimated)
+            self._computed[name] = turn.prompt_tokens + output
         lease = course.lease
         if lease is not None:
             if outcome is not None and outcome.cached_tokens is not None and not turn.estimated:
@@ -181,6 +184,7 @@ class WorkloadAware(Policy):
     def ended(self, trajectory: str) -> None:
         """Release what was held; its course is an example from now on."""
         self._left -= 1
+        self._computed.pop(trajectory, None)
         self._progress.end(trajectory)
         self._load.end(trajectory)
         self._admission.release(trajectory)
@@ -189,6 +193,7 @@ class WorkloadAware(Policy):
 
     def lost(self, replica: int) -> None:
         """What it held is gone."""
+        self._computed.clear()  # of some it will be computed again, and not for want of room
         self._index.clear(replica)
         self._admission.lost(replica)
         self._load.lost(replica)
@@ -209,12 +214,12 @@ class WorkloadAware(Policy):
         remaining = Remaining(1.0, turn.max_new_tokens)
         if self._options.progress:
             remaining = self._progress.remaining(metadata.trajectory, metadata.group)
+        computed = self._computed.get(metadata.trajectory, 0)
         if turn.prompt is None:
-            computed = min(self._admission.context(metadata.trajectory), turn.prompt_tokens)
-            return _Course(_NO_CHAIN, computed, remaining)
+            return _Course(_NO_CHAIN, min(computed, turn.prompt_tokens), remaining)
         salt = salt_of(metadata.epoch, turn.variant)
         chain, known = self._chains.extend(metadata.trajectory, turn.prompt, salt)
-        return _Course(chain, known * self._options.block_tokens, remaining)
+        return _Course(chain, min(computed, known * self._options.block_tokens), remaining)
 
     def _learn_room(
         self, course: _Course, replica: int, outcome: Outcome, now: float, *, estimated: bool
@@ -225,7 +230,7 @@ class WorkloadAware(Policy):
         precision = self._options.block_tokens + estimated * course.computed // _ESTIMATE
         again = max(0, course.computed - outcome.cached_tokens - precision)
         step_s, _, token_s, _ = self._load.paces[replica].tolist()
-        self._admission.headroom.recomputed(again * token_s, len(self._candidates), step_s, now)
+        self._admission.headroom.recomputed(again * token_s, len(self._known), step_s, now)
 
     def _cached(self, course: _Course, turn: TurnFacts) -> np.ndarray:
         """int64[candidates], tokens of the prompt that each is believed to hold."""

@@ -161,6 +161,16 @@ def test_the_shortest_itself_waits_rather_than_pause_a_longer_one() -> None:
     assert (to.home("short"), to.home("long")) == (None, 0)
 
 
+def test_nobody_is_paused_where_that_would_not_make_enough_room() -> None:
+    to = Admission()
+    for name, context in (("running", 700), ("short", 100), ("t", 150)):
+        assert admitted(to, claim(name, context))
+    to.idle("short", 100, now=1.0)
+    to.idle("t", 150, now=1.0)
+    assert not admitted(to, claim("t", 400), now=2.0)
+    assert (to.home("short"), to.home("t")) == (0, None)
+
+
 def test_a_running_trajectory_is_never_paused() -> None:
     to = Admission()
     assert admitted(to, claim("running", 300))

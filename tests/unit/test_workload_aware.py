@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -119,6 +120,68 @@ def test_what_it_found_cached_does_not() -> None:
     on.report("t", 0, 100_000)
     for _ in range(3):
         on.report("t", len(on.contexts["t"]) - 64)
+    assert on.headroom == 0
+
+
+def refit_without_prompts(on: Reporting) -> None:
+    on.report("t", 0, 100_000, prompts=False)
+    on.report("t", 0, epoch=1, prompts=False)
+
+
+def refit_while_waiting(on: Reporting) -> None:
+    on.submit("a", 600, group="a")
+    (first,) = on.go(replicas(1, 1000))
+    on.submit("t", 100_000)
+    assert on.go(replicas(1, 1000)) == []
+    on.submit("b", 10, group="b", epoch=1)
+    on.answer(first, 0)
+    on.scheduler.end("a")
+    on.now += 30.0
+    for placement in on.go(replicas(1)):
+        on.answer(placement, 0)
+
+
+def cancelled_and_asked_again(on: Reporting) -> None:
+    on.submit("a", 600, group="a")
+    (first,) = on.go(replicas(1, 1000))
+    on.submit("t", 100_000)
+    assert on.go(replicas(1, 1000)) == []
+    assert on.scheduler.cancel(first.ticket + 1)
+    on.answer(first, 0)
+    on.report("t", 0)
+
+
+def failed_and_placed_again(on: Reporting) -> None:
+    on.submit("t", 100_000)
+    (placement,) = on.go(replicas(1))
+    on.scheduler.finish(placement.ticket, None, on.now)
+    on.report("t", 0)
+
+
+def replica_lost(on: Reporting) -> None:
+    on.report("t", 0, 100_000)
+    on.scheduler.lost(0)
+    on.report("t", 0)
+
+
+@pytest.mark.parametrize(
+    "course",
+    [
+        refit_without_prompts,
+        refit_while_waiting,
+        cancelled_and_asked_again,
+        failed_and_placed_again,
+        replica_lost,
+    ],
+)
+def test_what_was_never_answered_or_is_void_was_not_computed_before(
+    course: Callable[[Reporting], None],
+) -> None:
+    on = Reporting()
+    on.report("other", 0)
+    course(on)
+    on.now += 30.0
+    on.report("other", len(on.contexts["other"]))
     assert on.headroom == 0
 
 
