@@ -67,7 +67,7 @@ class RouterSettings:
     max_waiting: int = _option(10_000, "turns that may wait for a replica", least=1, most=10**7)
     max_trajectories: int = _option(100_000, "trajectories remembered", least=1, most=10**8)
     max_attempts: int = _option(3, "replicas a request is tried on", least=1, most=100)
-    wait_timeout_s: float = _option(600.0, "longest wait for a replica", least=0.01, most=_DAY_S)
+    wait_timeout_s: float = _option(3600.0, "longest wait for a replica", least=0.01, most=_DAY_S)
     outage_timeout_s: float = _option(
         10.0, "time without any healthy replica after which requests are refused", least=0, most=_DAY_S
     )
