@@ -46,12 +46,12 @@ class Options:
     """What the policy does; everything but the defaults is for ablations.
 
     Attributes:
-        order: of waiting newcomers, by their expected remaining output. Shortest first makes room soonest;
-            longest first would begin early with what the step ends with (Graham's list scheduling), but what
-            is predicted within a step is too vague for that. Simulated makespans, shortest, longest and in
-            order of arrival, five seeds: 229, 241, 235 s for tau-bench with room for a third and 306, 322,
-            327 s for a sixth; 981, 1053, 984 s and 1397, 1412, 1338 s for coding sessions with room for six
-            and for three on a replica.
+        order: of waiting newcomers, by the remaining output that was expected when they came. Shortest first
+            makes room soonest; longest first would begin early with what the step ends with (Graham's
+            list scheduling), but what is predicted within a step is too vague for that. Simulated makespans,
+            shortest, longest and in order of arrival, five seeds: 229, 241, 235 s for tau-bench with room for
+            a third and 306, 322, 327 s for a sixth; 981, 1053, 984 s and 1397, 1412, 1338 s for coding
+            sessions with room for six and for three on a replica.
         admission: whether to hold what does not fit.
         progress: whether to predict; without, a trajectory is expected to end with this turn.
         patience_s: waiting time after which a turn is placed regardless of room. What is placed so makes
@@ -173,7 +173,8 @@ class WorkloadAware(Policy):
         if outcome is not None:
             self._progress.answered(name, output)
             self._learn_room(course, replica, outcome, now, estimated=turn.estimated)
-            self._computed[name] = turn.prompt_tokens + output
+            if self._admission.home(name) is not None:  # else it is over
+                self._computed[name] = turn.prompt_tokens + output
         lease = course.lease
         if lease is not None:
             if outcome is not None and outcome.cached_tokens is not None and not turn.estimated:
