@@ -22,6 +22,7 @@ class FakeReplica:
         status: of the answers.
         pieces: events of a stream; after `break_after` of them the connection breaks.
         fail_after: so many events, and the engine dies: an error takes the place of the others.
+        metrics: text of its /metrics; None and there are none.
         linger_s: time between a stream's last event and its end.
         tokens: whether answers carry token ids as NeMo-RL's replicas tell them.
     """
@@ -37,6 +38,7 @@ class FakeReplica:
         self.status, self.health = 200, 200
         self.pieces, self.break_after, self.fail_after = 5, 10**9, 10**9
         self.tokens = False
+        self.metrics: str | None = None
         self.linger_s = 0.0
 
     @property
@@ -46,6 +48,7 @@ class FakeReplica:
     async def start(self) -> None:
         application = web.Application(client_max_size=2**28)
         application.router.add_get("/health", self._health)
+        application.router.add_get("/metrics", self._metrics)
         application.router.add_route("*", "/{path:.*}", self._serve)
         self._runner = web.AppRunner(
             application, access_log=None, handler_cancellation=True, shutdown_timeout=0.01
@@ -63,6 +66,9 @@ class FakeReplica:
             if connection.transport is not None:
                 connection.transport.abort()
         await self._runner.cleanup()
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return web.Response(text=self.metrics or "", status=404 if self.metrics is None else 200)
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response(status=self.health)

@@ -391,6 +391,37 @@ async def test_war_holds_what_finds_no_room_no_longer_than_its_patience():
         assert [status for status, _, _ in await asyncio.gather(*asking)] == [200] * 2
 
 
+async def test_what_a_kv_cache_holds_is_read_off_the_replicas_metrics():
+    async with routed(2, policy="war") as place:
+        first, second = place.replicas
+        assert [each["kv_tokens"] for each in place.router.state()["replicas"]] == [0, 0]
+        for replica, blocks in ((first, 16), (second, 8)):
+            await replica.kill()
+            replica.metrics = f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{blocks}"}} 1.0\n'
+        await until(lambda: not place.router.replicas.healthy())
+        await first.start()
+        await until(lambda: place.router.replicas.healthy() == {0})
+        first.gate.clear()
+        asking = [asyncio.create_task(place.ask(text * 800)) for text in "ab"]
+        scheduler = place.router.queue.scheduler
+        await until(lambda: (scheduler.running, scheduler.waiting) == (1, 1))
+        first.gate.set()
+        await second.start()
+        assert [status for status, _, _ in await asyncio.gather(*asking)] == [200] * 2
+        assert [each["kv_tokens"] for each in place.router.state()["replicas"]] == [256, 128]
+        assert any("holds 256 tokens" in line for line in place.said)
+
+
+async def test_what_the_operator_says_a_kv_cache_holds_is_believed():
+    async with routed(1, kv_tokens=5000) as place:
+        await place.replicas[0].kill()
+        place.replicas[0].metrics = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="8"} 1.0\n'
+        await until(lambda: not place.router.replicas.healthy())
+        await place.replicas[0].start()
+        await until(lambda: place.router.replicas.healthy() == {0})
+        assert [each["kv_tokens"] for each in place.router.state()["replicas"]] == [5000]
+
+
 async def test_an_outage_is_waited_out_for_a_while_and_then_told_at_once():
     async with routed(2, outage_timeout_s=0.3) as place:
         for replica in place.replicas:

@@ -12,11 +12,14 @@ import aiohttp
 from yarl import URL
 
 from nemo_war.routing.facts import ReplicaFacts
+from nemo_war.routing.http.capacity import kv_tokens
 from nemo_war.routing.http.health import Health
 from nemo_war.routing.http.settings import RouterSettings, base
 
 _JITTER = 0.2
 """Part by which the time between two looks varies, so that many routers do not look at once."""
+_METRICS_BYTES = 1 << 23
+"""Of a replica's metrics; more are not read."""
 _LEAST = 0.1
 """Part of that time that passes in any case, however many requests fail."""
 
@@ -31,13 +34,15 @@ class Replica:
         number: its place among all.
         url: where it is, without a slash at the end.
         health: whether it is given work.
+        kv_tokens: what its KV cache holds; 0 while that is unknown.
         suspected: set when a request failed there, to have a look at once.
     """
 
-    def __init__(self, number: int, url: str) -> None:
+    def __init__(self, number: int, url: str, kv_tokens: int) -> None:
         self.number = number
         self.url = base(url)
         self.health = Health()
+        self.kv_tokens = kv_tokens
         self.suspected = asyncio.Event()
         self._attempts: set[asyncio.Timeout] = set()
 
@@ -80,7 +85,7 @@ class Replicas:
             on_returned: told each time one comes or comes back.
             say: takes a line for the operator.
         """
-        self.all = [Replica(number, url) for number, url in enumerate(settings.replicas)]
+        self.all = [Replica(number, url, settings.kv_tokens) for number, url in enumerate(settings.replicas)]
         step_time = settings.step_time()
         self._facts = [ReplicaFacts(each.number, False, settings.kv_tokens, step_time) for each in self.all]
         self._settings = settings
@@ -90,8 +95,11 @@ class Replicas:
     def facts(self) -> list[ReplicaFacts]:
         """What a scheduler is told of them."""
         for each in self.all:  # one whose facts are as before keeps the record: policies know it by that
-            if self._facts[each.number].healthy != each.health.healthy:
-                self._facts[each.number] = replace(self._facts[each.number], healthy=each.health.healthy)
+            known = self._facts[each.number]
+            if (known.healthy, known.kv_tokens) != (each.health.healthy, each.kv_tokens):
+                self._facts[each.number] = replace(
+                    known, healthy=each.health.healthy, kv_tokens=each.kv_tokens
+                )
         return self._facts
 
     def healthy(self) -> set[int]:
@@ -120,9 +128,25 @@ class Replicas:
         except FAILURES as error:
             self.failed(replica, error)
         else:
+            if not replica.health.healthy and not self._settings.kv_tokens:
+                replica.kv_tokens = await self._capacity(session, replica)
             if replica.health.answered():
-                self._say(f"replica {replica.number} ({replica.url}) is healthy")
+                holds = f", its KV cache holds {replica.kv_tokens:,} tokens" if replica.kv_tokens else ""
+                self._say(f"replica {replica.number} ({replica.url}) is healthy{holds}")
                 self._on_returned(replica.number)
+
+    async def _capacity(self, session: aiohttp.ClientSession, replica: Replica) -> int:
+        """What its KV cache holds, before it is given work; 0 where it does not say."""
+        bound = aiohttp.ClientTimeout(total=self._settings.health_timeout_s)
+        try:
+            async with session.get(replica.target("/metrics"), timeout=bound) as answer:
+                answer.raise_for_status()
+                text = await answer.content.readexactly(_METRICS_BYTES)
+        except asyncio.IncompleteReadError as whole:
+            text = whole.partial
+        except FAILURES:
+            return 0
+        return kv_tokens(text.decode(errors="replace"))
 
     async def watch(self, session: aiohttp.ClientSession, replica: Replica) -> None:
         """Look at one for ever: regularly, and at once when a request failed there."""

@@ -115,6 +115,7 @@ class Router:
                     "replica": each.number,
                     "url": each.url,
                     "healthy": each.health.healthy,
+                    "kv_tokens": each.kv_tokens,
                     "in_flight": in_flight(books, each.number),
                     "trajectories": trajectories(books, each.number),
                 }

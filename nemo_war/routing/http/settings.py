@@ -50,7 +50,9 @@ class RouterSettings:
     policy: str = _option("sticky", "how turns are placed", among=POLICIES)
     profile: str = _option("openai", "how refusals are told; gym for NeMo-Gym", among=PROFILES)
     seed: int = _option(0, "seed of the policy's tie-breaking", least=0, most=2**31)
-    kv_tokens: int = _option(0, "tokens of KV cache of a replica; 0 for unknown", least=0, most=2**40)
+    kv_tokens: int = _option(
+        0, "tokens of KV cache of each replica; 0: as their /metrics say", least=0, most=2**40
+    )
     base_ms: float = _option(_PRIOR.base, "time of an engine step, whatever is in it", least=0, most=1e6)
     per_request_ms: float = _option(_PRIOR.per_request, "and of each request in it", least=0, most=1e6)
     per_token_ms: float = _option(
