@@ -26,6 +26,8 @@ _HIT_RATE = 0.7
 """Hit rate above which the window grows by one request, and below which it shrinks by a tenth."""
 _TURNS_MEMORY = 0.8
 """Of the average number of turns of a group's finished trajectories."""
+_GROUPS = 4096
+"""Groups remembered."""
 
 
 class Published(Policy):
@@ -85,6 +87,8 @@ class Published(Policy):
         self._home.pop(trajectory, None)
         group, turns = self._group.pop(trajectory, None), self._turns.pop(trajectory, 0)
         if group is not None:
+            if group not in self._expected_turns and len(self._expected_turns) >= _GROUPS:
+                del self._expected_turns[next(iter(self._expected_turns))]
             before = self._expected_turns.get(group, turns)
             self._expected_turns[group] = _TURNS_MEMORY * before + (1 - _TURNS_MEMORY) * turns
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -124,6 +125,13 @@ def test_a_stream_says_what_a_whole_answer_says(place: Place) -> None:
     pieces = [chunk.choices[0].text for chunk in by.completions.create(stream=True, **text)]
     assert len(pieces) > 6
     assert "".join(pieces) == by.completions.create(**text).choices[0].text
+
+
+def test_what_the_kv_caches_hold_is_what_vllm_says(place: Place) -> None:
+    said = [re.search(r"KV cache size: ([\d,]+) tokens", server.log.read_text()) for server in place.servers]
+    state = httpx.get(place.routers["war"] + "/state").json()
+    held = [f"{replica['kv_tokens']:,}" for replica in state["replicas"]]
+    assert held == [found and found[1] for found in said]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
