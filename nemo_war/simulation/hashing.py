@@ -37,8 +37,10 @@ def chain(tokens: np.ndarray, block_size: int, salt: int = 0) -> np.ndarray:
     count = len(tokens) // block_size
     blocks = np.asarray(tokens)[: count * block_size].reshape(count, block_size).astype(np.uint64)
     weights = mix(np.arange(block_size, dtype=np.uint64)) | np.uint64(1)
-    # A sum of links, each of which knows its place, is a chain without a loop over blocks.
-    links = mix((blocks * weights).sum(axis=1, dtype=np.uint64) ^ mix(np.arange(count, dtype=np.uint64)))
+    # A sum of links, each of which knows its place, is a chain without a loop over blocks. Places must not be
+    # told apart by what tells tokens of a block apart: two blocks could change places then.
+    places = mix(np.arange(count, dtype=np.uint64) + _SECOND)
+    links = mix((blocks * weights).sum(axis=1, dtype=np.uint64) ^ places)
     return mix(np.cumsum(links, dtype=np.uint64) ^ mix(np.array([salt], np.uint64)))
 
 
