@@ -118,7 +118,9 @@ class Load:
         return self._in_flight / max(1, len(self._home))
 
     def _grow(self, replicas: int, pace: Pace) -> None:
-        more = max(0, replicas - len(self.running))
+        more = replicas - len(self.running)
+        if more <= 0:
+            return
         self.paces = np.concatenate([self.paces, np.tile(np.array(pace), (more, 1))])
         self.running = np.append(self.running, np.zeros(more, dtype=np.int64))
         self.live = np.append(self.live, np.zeros(more, dtype=np.int64))

@@ -11,10 +11,9 @@ from nemo_war.routing.policy import Policy
 from nemo_war.routing.published import Published
 from nemo_war.routing.round_robin import RoundRobin
 from nemo_war.routing.sticky import Sticky
-from nemo_war.routing.workload_aware import WorkloadAware
+from nemo_war.routing.workload_aware import Options, WorkloadAware
 
 _BY_NAME: dict[PolicyName, Callable[[int], Policy]] = {
-    "war": lambda seed: WorkloadAware(seed=seed),
     "sticky": Sticky,
     "least_outstanding": LeastOutstanding,
     "round_robin": RoundRobin,
@@ -23,11 +22,14 @@ _BY_NAME: dict[PolicyName, Callable[[int], Policy]] = {
 }
 
 
-def make(name: PolicyName, seed: int = 0) -> Policy:
+def make(name: PolicyName, seed: int = 0, options: Options | None = None) -> Policy:
     """The policy of this name.
 
     Args:
         name: one that the configuration allows.
         seed: of its ties.
+        options: of `war`; the others have none.
     """
+    if name == "war":
+        return WorkloadAware(options, seed)
     return _BY_NAME[name](seed)

@@ -68,6 +68,10 @@ class _Live:
     asked: bool = False
 
 
+_UNKNOWN = _Live("")
+"""A trajectory that has done nothing yet; only to be read."""
+
+
 @dataclass(slots=True)
 class _Group:
     """How many of its trajectories ended, and how many would have by the hazards of all."""
@@ -176,28 +180,26 @@ class Progress:
 
     def remaining(self, trajectory: str, group: str) -> Remaining:
         """What is left of a trajectory, before its coming turn: the mean."""
-        live = self._live.get(trajectory)
-        turns = 1.0 + (self._lives.residual(live.turns if live else 0) - 1.0) / self._frailty(group, live)
+        live = self._live.get(trajectory, _UNKNOWN)
+        turns = 1.0 + (self._lives.residual(live.turns) - 1.0) / self._frailty(group, live)
         return Remaining(turns, turns * self._tokens_per_turn(live))
 
     def quantile(self, trajectory: str, group: str, quantile: float) -> Remaining:
         """The same, but as much as will suffice with this probability, if outputs are as long as expected."""
-        live = self._live.get(trajectory)
-        turns = self._lives.quantile(live.turns if live else 0, self._frailty(group, live), quantile)
+        live = self._live.get(trajectory, _UNKNOWN)
+        turns = self._lives.quantile(live.turns, self._frailty(group, live), quantile)
         return Remaining(turns, turns * self._tokens_per_turn(live))
 
-    def _tokens_per_turn(self, live: _Live | None) -> float:
+    def _tokens_per_turn(self, live: _Live) -> float:
         of_all = self._output_tokens / max(1.0, self._turns)
-        if live is None:
-            return of_all
         return (live.output_tokens + _OWN_PRIOR * of_all) / (live.turns + _OWN_PRIOR)
 
-    def _frailty(self, group: str, live: _Live | None) -> float:
+    def _frailty(self, group: str, live: _Live) -> float:
         """As its siblings show it: that the trajectory itself survived is in its residual life already."""
         known = self._groups.get(group)
         if known is None:
             return 1.0
-        expected = max(0.0, known.expected - (live.expected if live else 0.0))
+        expected = max(0.0, known.expected - live.expected)
         return (known.ended + _GROUP_PRIOR) / (expected + _GROUP_PRIOR)
 
     def _group(self, name: str) -> _Group:

@@ -3,7 +3,7 @@
 Each turn goes where it costs least (`cost`), among the replicas whose KV cache has room
 for its trajectory (`admission`); where none has, it waits. What a replica holds is known
 from the placements made there (`prefix_index`), corrected by what the engines say they
-found cached; how much a trajectory still needs is learned from those that ended
+found cached; how much a trajectory still needs is learned from how long others live
 (`progress`), and how much room they need to grow from what they had to compute again
 (`headroom`). A turn that has waited for too long is placed whatever it costs, as the
 sandbox behind it has a time to live.
@@ -183,7 +183,7 @@ class WorkloadAware(Policy):
         self._admission.idle(name, turn.prompt_tokens + output, now)
 
     def ended(self, trajectory: str) -> None:
-        """Release what was held; its course is an example from now on."""
+        """Release what was held; how long it lived is known now."""
         self._left -= 1
         self._computed.pop(trajectory, None)
         self._progress.end(trajectory)
@@ -228,7 +228,7 @@ class WorkloadAware(Policy):
         """Count what the replica had to compute again, within the precision to which that is known."""
         if outcome.cached_tokens is None:
             return
-        precision = self._options.block_tokens + estimated * course.computed // _ESTIMATE
+        precision = self._options.block_tokens + (course.computed // _ESTIMATE if estimated else 0)
         again = max(0, course.computed - outcome.cached_tokens - precision)
         step_s, _, token_s, _ = self._load.paces[replica].tolist()
         self._admission.headroom.recomputed(again * token_s, len(self._known), step_s, now)

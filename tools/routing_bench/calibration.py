@@ -9,9 +9,10 @@ import numpy as np
 
 from nemo_war.routing import policies
 from nemo_war.routing.progress import Progress
-from nemo_war.simulation.simulator import Result, Simulator
+from nemo_war.simulation.simulator import Result
 from nemo_war.simulation.workload import Session
 from tools.routing_bench.bench import Bench
+from tools.routing_bench.in_process import roll_out
 from tools.routing_bench.measurement import OURS, interval
 from tools.routing_bench.scenarios import SCENARIOS
 
@@ -35,22 +36,17 @@ class _Prediction(NamedTuple):
 
 def calibration(bench: Bench) -> dict[str, dict[str, list[float]]]:
     """By scenario: bias and error of the mean, error of a constant, and how often the quantile sufficed."""
-    result = {}
+    figures = {}
     for name in bench.scenarios:
         scenario = SCENARIOS[name]
         seeds = []
         for seed in range(bench.seeds):
             sessions = bench.workloads.of(scenario, seed)
-            simulator = Simulator(
-                sessions,
-                [scenario.replica] * scenario.replicas,
-                policies.make(OURS, seed),
-                scenario.concurrency,
-            )
-            seeds.append(_figures(list(_predictions(simulator.run(), sessions))))
-        result[name] = {key: interval([each[key] for each in seeds]) for key in seeds[0]}
-        bench.note("calibration", scenario=name, **result[name])
-    return result
+            result = roll_out(scenario, sessions, policies.make(OURS, seed))
+            seeds.append(_figures(list(_predictions(result, sessions))))
+        figures[name] = {key: interval([each[key] for each in seeds]) for key in seeds[0]}
+        bench.note("calibration", scenario=name, **figures[name])
+    return figures
 
 
 def _predictions(result: Result, sessions: Sequence[Session]) -> Iterator[_Prediction]:

@@ -11,7 +11,7 @@ from nemo_war.routing import policies
 from nemo_war.routing.cost import Weights
 from nemo_war.routing.policy import Policy
 from nemo_war.routing.workload_aware import Options, WorkloadAware
-from nemo_war.simulation.simulator import Outage, Simulator
+from nemo_war.simulation.simulator import Outage, Result, Simulator
 from nemo_war.simulation.workload import Session
 from tools.routing_bench.bench import Bench
 from tools.routing_bench.measurement import OURS, Run, Served, compare, measured, medians
@@ -40,9 +40,8 @@ ABLATIONS = {
 def simulate(
     scenario: Scenario, sessions: Sequence[Session], policy: Policy, outages: Sequence[Outage] = ()
 ) -> Run:
-    """Roll the sessions out."""
-    configs = [scenario.replica] * scenario.replicas
-    result = Simulator(sessions, configs, policy, scenario.concurrency, outages).run()
+    """Roll the sessions out, as a run."""
+    result = roll_out(scenario, sessions, policy, outages)
     turns = [
         Served(
             turn.trajectory, turn.number, turn.replica, turn.first_token_at - turn.submitted_at,
@@ -51,6 +50,14 @@ def simulate(
         for turn in result.turns
     ]  # fmt: skip
     return Run(result.makespan_s, turns, result.recomputed_tokens)
+
+
+def roll_out(
+    scenario: Scenario, sessions: Sequence[Session], policy: Policy, outages: Sequence[Outage] = ()
+) -> Result:
+    """Roll the sessions out on the scenario's replicas."""
+    configs = [scenario.replica] * scenario.replicas
+    return Simulator(sessions, configs, policy, scenario.concurrency, outages).run()
 
 
 def in_process(bench: Bench) -> dict[str, Any]:

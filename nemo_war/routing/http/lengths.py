@@ -44,9 +44,9 @@ class _Ratio:
     def value(self) -> float:
         return self._bytes / self._tokens
 
-    def add(self, characters: int, tokens: int) -> None:
-        if _LEAST * tokens <= characters <= _MOST * tokens:
-            self._bytes = _MEMORY * self._bytes + characters
+    def add(self, size: int, tokens: int) -> None:
+        if _LEAST * tokens <= size <= _MOST * tokens:
+            self._bytes = _MEMORY * self._bytes + size
             self._tokens = _MEMORY * self._tokens + tokens
 
 

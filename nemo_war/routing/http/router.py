@@ -34,7 +34,7 @@ from nemo_war.routing.http.settings import RouterSettings
 from nemo_war.routing.http.trajectories import Trajectories
 from nemo_war.routing.policies import make
 from nemo_war.routing.policy import Policy, in_flight, trajectories
-from nemo_war.routing.workload_aware import Options, WorkloadAware
+from nemo_war.routing.workload_aware import Options
 
 _KEEP_ALIVE_S = 3.0
 """Below the 5 s of vLLM's server: it must not close a connection at the moment a request is sent on it."""
@@ -223,9 +223,8 @@ class Router:
 
 
 def _policy(settings: RouterSettings) -> Policy:
-    if settings.policy == "war":
-        return WorkloadAware(Options(patience_s=settings.patience_s), settings.seed)
-    return make(cast(PolicyName, settings.policy), settings.seed)  # a name that the settings have checked
+    name = cast(PolicyName, settings.policy)  # the settings have checked it
+    return make(name, settings.seed, Options(patience_s=settings.patience_s))
 
 
 def _object(body: bytes) -> Mapping[str, Any]:
