@@ -63,6 +63,7 @@ WINDOW = 2 * MAX_MATCH  # the context is shifted down once in MAX_MATCH tokens
 PATIENCE = 3  # wrong tokens in a row that a cursor survives
 ESTABLISHED = 8  # matched tokens from which on a cursor is worth following past a wrong one
 SURVIVAL_FLOOR = 0.02
+LEAST_TOTAL = np.float32(1e-30)  # only not to divide by zero: votes of little trust are 1e-5 in all
 CATCH_UP = 64  # tokens of a prompt that are read before a turn's first draft,
 STRIDE = 4  # with a search after every so many
 
@@ -437,7 +438,7 @@ def vote(arena, slots, slot, budget, epoch, calibration, ballot, survival):
             return place
         named, total = _count_votes(arena, ballot, left)
         best = np.argmax(ballot.votes[:named])
-        agreement = ballot.votes[best] / (total + np.float32(1e-6))
+        agreement = ballot.votes[best] / max(total, LEAST_TOTAL)
         token = ballot.tokens[best]
         left = _keep_agreeing(arena, ballot, left, token)
         leader, at = cursors[ballot.cursor[0]], ballot.at[0]

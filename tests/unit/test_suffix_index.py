@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from nemo_war.speculative import arena as pages
@@ -118,6 +118,7 @@ def voted(history: SuffixHistory, slot: int, budget: int, epoch: int) -> tuple[l
     return tokens, survival
 
 
+@example([("g", [0, 0]), ("g", [0, 0, 0, 0])], [], 3, 0, [0, 0, 0, 2, 1, 0, 1, 2, 0, 0])  # votes of 1e-5
 @settings(max_examples=100, deadline=None)
 @given(
     stories, texts, st.integers(0, K), st.integers(0, 6), st.lists(st.integers(0, 3), min_size=1, max_size=30)
