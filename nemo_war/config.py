@@ -91,9 +91,9 @@ class RoutingConfig(StrictModel):
     """Which replica serves a turn."""
 
     policy: PolicyName = Field(
-        "sticky",
-        description="sticky: all turns of a trajectory on one replica. war: by KV, progress and load, "
-        "admitting what the KV caches hold. The others are to compare with.",
+        "war",
+        description="war: by KV, siblings, progress and load, admitting what the KV caches hold. "
+        "sticky: all turns of a trajectory on one replica. The others are to compare with.",
     )
     seed: int = Field(0, ge=0, description="Breaks ties between equally loaded replicas.")
 

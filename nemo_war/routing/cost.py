@@ -2,11 +2,14 @@
 
     own      prefill of what is not cached + the prefill queued before it
              + the trajectory's remaining output at the pace of the batch it joins
+             - the engine steps that drafts from its siblings there spare it
     others   that prefill, and the slower pace, for all who run there
 
 This turn meets what runs now; the trajectory's later turns, which follow it, meet what
 usually runs where so many trajectories live. That is what makes a move to an idle replica
-worth its prefill, or not. All times come from the replicas' own step-time models.
+worth its prefill, or not. A draft token is worth a share of a step's fixed time, one in so
+many as run there, less its own: the fuller the batch, the less siblings mean. All times come
+from the replicas' own step-time models.
 The KV that a placement evicts is not priced here: who is admitted decides about that.
 """
 
@@ -30,6 +33,7 @@ class Weights(NamedTuple):
     queue: float = 1.0
     pace: float = 1.0
     others: float = 1.0
+    siblings: float = 1.0
 
 
 class Pace(NamedTuple):
@@ -159,6 +163,7 @@ def cost(
     load: Load,
     replicas: np.ndarray,
     cached: np.ndarray,
+    spared: np.ndarray,
     demand: Demand,
     now: float,
     weights: Weights,
@@ -170,6 +175,7 @@ def cost(
         load: what they have to do, and how fast they are.
         replicas: int64[n], which ones.
         cached: int64[n], tokens of the prompt that would not have to be computed.
+        spared: float64[n], share of its engine steps that drafts from siblings spare it, where they are free.
         demand: of the turn and its trajectory.
         now: the time.
         weights: of the terms.
@@ -178,7 +184,7 @@ def cost(
     costs = Costs(np.empty(len(replicas)), np.empty(len(replicas)))
     _cost(
         load.paces, load.running, load.live, load.context, load.busy_until, load.duty, replicas, cached,
-        demand, now, weights, np.uint64(seed), costs.seconds, costs.keeping_s,
+        spared, demand, now, weights, np.uint64(seed), costs.seconds, costs.keeping_s,
     )  # fmt: skip
     return costs
 
@@ -193,6 +199,7 @@ def _cost(
     duty: float,
     replicas: np.ndarray,
     cached: np.ndarray,
+    spared: np.ndarray,
     demand: Demand,
     now: float,
     weights: Weights,
@@ -202,7 +209,7 @@ def _cost(
 ) -> None:
     """Fill `Costs`."""
     prompt, output, later = demand
-    of_prefill, of_queue, of_pace, of_others = weights
+    of_prefill, of_queue, of_pace, of_others, of_siblings = weights
     for place in range(len(replicas)):
         replica = replicas[place]
         base, request = paces[replica, 0], paces[replica, 1]
@@ -213,7 +220,9 @@ def _cost(
         slower = request + prompt * attended
         filled = base + batch * request + context[replica] * attended
         pace = output * (filled + slower) + later * (base + (usual + 1) * slower)
+        drafts = output * max(base - batch * token, 0.0) + later * max(base - usual * token, 0.0)
         own = of_prefill * prefill + of_queue * queue + of_pace * pace
+        own -= of_siblings * spared[place] * drafts
         others = batch * (prefill + output * slower) + usual * later * slower
         seed = (seed ^ (seed >> np.uint64(31))) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(place + 1)
         tie = float(seed >> np.uint64(40)) / (1 << 24)

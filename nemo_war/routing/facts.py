@@ -44,12 +44,14 @@ class ReplicaFacts:
         healthy: whether it may be given work; false when it is dead, updating or draining.
         kv_tokens: capacity of its KV cache; 0 where unknown, which bounds nothing.
         step_time: its own step times, as replicas may differ; None where unknown.
+        speculates: whether it drafts from the trajectories it has seen.
     """
 
     replica: int
     healthy: bool = True
     kv_tokens: int = 0
     step_time: StepTimeModel | None = None
+    speculates: bool = False
 
 
 class Placement(NamedTuple):

@@ -36,6 +36,8 @@ _GROUP_PRIOR = 8.0
 """Ends after which a group's own hazards count as much as those of all."""
 _OWN_PRIOR = 8.0
 """Turns after which a trajectory's own outputs do."""
+_FIRST_GUESS = 100.0
+"""Output tokens of a turn, before any turn was answered."""
 
 
 class Remaining(NamedTuple):
@@ -191,7 +193,7 @@ class Progress:
         return Remaining(turns, turns * self._tokens_per_turn(live))
 
     def _tokens_per_turn(self, live: _Live) -> float:
-        of_all = self._output_tokens / max(1.0, self._turns)
+        of_all = self._output_tokens / self._turns if self._turns else _FIRST_GUESS
         return (live.output_tokens + _OWN_PRIOR * of_all) / (live.turns + _OWN_PRIOR)
 
     def _frailty(self, group: str, live: _Live) -> float:

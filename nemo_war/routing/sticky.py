@@ -9,17 +9,15 @@ least loaded replica is taken.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 
+from nemo_war.metadata import TurnMetadata
 from nemo_war.routing.facts import Books, ReplicaFacts, Waiting
 from nemo_war.routing.policy import Policy, in_flight, trajectories
+from nemo_war.routing.siblings import Siblings
 
 _UNANNOUNCED_SHARE = 1.25
 """Without an announced step size the share grows with what is live: an even split and a quarter more."""
-
-_GROUPS = 4096
-"""Groups remembered where no step ever begins, as in front of HTTP clients."""
 
 
 class Sticky(Policy):
@@ -28,13 +26,13 @@ class Sticky(Policy):
     def __init__(self, seed: int = 0) -> None:
         super().__init__(seed)
         self._home: dict[str, int] = {}
-        self._group_homes: dict[str, Counter[int]] = {}
+        self._siblings = Siblings()
         self._expected = 0
 
     def begin_step(self, trajectories: int) -> None:
         """Forget the last step's homes: its trajectories are over and its KV is about to be void."""
         self._home.clear()
-        self._group_homes.clear()
+        self._siblings.clear()
         self._expected = trajectories
 
     def choose(self, turn: Waiting, candidates: Sequence[ReplicaFacts], books: Books, now: float) -> int:
@@ -42,27 +40,25 @@ class Sticky(Policy):
         replicas = [facts.replica for facts in candidates]
         metadata = turn.turn.metadata
         home = self._home.get(metadata.trajectory)
-        return home if home in replicas else self._settle(metadata.group, replicas, books)
+        return home if home in replicas else self._settle(metadata, replicas, books)
 
     def placed(self, turn: Waiting, replica: int, now: float) -> None:
         """Remember the home."""
         metadata = turn.turn.metadata
         if self._home.get(metadata.trajectory) != replica:
             self._home[metadata.trajectory] = replica
-            if metadata.group not in self._group_homes and len(self._group_homes) >= _GROUPS:
-                del self._group_homes[next(iter(self._group_homes))]
-            self._group_homes.setdefault(metadata.group, Counter())[replica] += 1
+            self._siblings.placed(metadata.group, metadata.trajectory, replica)
 
     def ended(self, trajectory: str) -> None:
         """Forget the home; its group's stay known, for siblings that are yet to come."""
         self._home.pop(trajectory, None)
 
-    def _settle(self, group: str, replicas: list[int], books: Books) -> int:
-        homes = self._group_homes.get(group, Counter[int]())
+    def _settle(self, metadata: TurnMetadata, replicas: list[int], books: Books) -> int:
         live = sum(trajectories(books, replica) for replica in replicas) + 1
         share = math.ceil(max(self._expected, _UNANNOUNCED_SHARE * live) / len(replicas))
         room = [replica for replica in replicas if trajectories(books, replica) < share]
-        with_siblings = [replica for replica in room if replica in homes]
+        siblings = self._siblings.where(metadata.group, metadata.trajectory)
+        with_siblings = [replica for replica in siblings if replica in room]
 
         def load(replica: int) -> tuple[int, int]:
             return trajectories(books, replica), in_flight(books, replica)

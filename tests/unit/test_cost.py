@@ -8,6 +8,7 @@ from nemo_war.generation.step_time import StepTimeModel
 from nemo_war.routing.cost import Costs, Demand, Load, Pace, Weights, cost
 
 PACE = Pace(base=0.02, request=1e-4, token=2e-5, context=2e-8)
+NOTHING = Weights(0, 0, 0, 0, 0)
 NOW = 100.0
 
 
@@ -25,14 +26,20 @@ def busy(seed: int = 0, replicas: int = 6) -> Load:
 
 
 def costs_on(
-    load: Load, demand: Demand, weights: Weights | None = None, cached: int = 0, seed: int = 0
+    load: Load,
+    demand: Demand,
+    weights: Weights | None = None,
+    cached: int = 0,
+    seed: int = 0,
+    spared: float = 0.0,
 ) -> Costs:
-    """Of a turn on every replica, each with so many tokens cached."""
+    """Of a turn on every replica, each with so many tokens cached, and siblings that spare so much."""
     replicas = np.arange(len(load.running))
-    return cost(load, replicas, np.full(len(replicas), cached), demand, NOW, weights or Weights(), seed)
+    known, drafted = np.full(len(replicas), cached), np.full(len(replicas), spared)
+    return cost(load, replicas, known, drafted, demand, NOW, weights or Weights(), seed)
 
 
-def expected(load: Load, cached: np.ndarray, demand: Demand, weights: Weights) -> Costs:
+def expected(load: Load, cached: np.ndarray, spared: np.ndarray, demand: Demand, weights: Weights) -> Costs:
     """What the module says that it costs."""
     base, request, token, attended = load.paces.T
     steps_now = base + request * load.running + attended * load.context
@@ -42,7 +49,9 @@ def expected(load: Load, cached: np.ndarray, demand: Demand, weights: Weights) -
     queue = np.maximum(0, load.busy_until - NOW)
     pace = demand.output * (steps_now + joining) + demand.later * (base + (usual + 1) * joining)
     others = load.running * prefill + joining * (load.running * demand.output + usual * demand.later)
-    terms = np.array([prefill, queue, pace, others])
+    worth_now, worth_later = (np.maximum(0, base - batch * token) for batch in (load.running, usual))
+    siblings = -spared * (demand.output * worth_now + demand.later * worth_later)
+    terms = np.array([prefill, queue, pace, others, siblings])
     keeping_s = token * np.maximum(1, load.running) * steps_now / base
     return Costs(np.array(weights) @ terms, keeping_s)
 
@@ -52,9 +61,9 @@ def test_costs_are_those_of_the_formula(seed: int) -> None:
     random, load = np.random.default_rng(seed), busy(seed)
     demand = Demand(30_000, random.exponential(200), random.exponential(2000))
     cached = random.integers(0, 30_000, len(load.running))
-    weights = Weights(*random.uniform(0, 2, 4))
-    found = cost(load, np.arange(len(cached)), cached, demand, NOW, weights, seed)
-    wanted = expected(load, cached, demand, weights)
+    weights, spared = Weights(*random.uniform(0, 2, 5)), random.uniform(0, 1, len(cached))
+    found = cost(load, np.arange(len(cached)), cached, spared, demand, NOW, weights, seed)
+    wanted = expected(load, cached, spared, demand, weights)
     assert found.seconds == pytest.approx(wanted.seconds, rel=2e-3)
     assert found.keeping_s == pytest.approx(wanted.keeping_s)
 
@@ -63,19 +72,22 @@ def test_costs_are_those_of_the_formula(seed: int) -> None:
 def test_a_weight_of_zero_leaves_its_term_out(term: str) -> None:
     load, demand = busy(), Demand(30_000, 200.0, 2000.0)
     load.busy_until[:] = NOW + 10
-    without, alone = Weights()._replace(**{term: 0.0}), Weights(0, 0, 0, 0)._replace(**{term: 1.0})
-    missing = costs_on(load, demand).seconds - costs_on(load, demand, without).seconds
-    assert missing == pytest.approx(costs_on(load, demand, alone).seconds)
-    assert (missing > 0).all()
+
+    def seconds(weights: Weights) -> np.ndarray:
+        return costs_on(load, demand, weights, spared=0.5).seconds
+
+    missing = seconds(Weights()) - seconds(Weights()._replace(**{term: 0.0}))
+    assert missing == pytest.approx(seconds(NOTHING._replace(**{term: 1.0})))
+    assert (missing < 0 if term == "siblings" else missing > 0).all()
 
 
 def test_without_any_term_everything_is_free() -> None:
-    assert not costs_on(busy(), Demand(1000, 100.0, 100.0), Weights(0, 0, 0, 0)).seconds.any()
+    assert not costs_on(busy(), Demand(1000, 100.0, 100.0), NOTHING, spared=0.5).seconds.any()
 
 
 def test_only_the_replicas_asked_for_are_priced_in_their_order() -> None:
     load, demand = busy(), Demand(1000, 100.0, 500.0)
-    some = cost(load, np.array([4, 1]), np.array([0, 0]), demand, NOW, Weights(), 0)
+    some = cost(load, np.array([4, 1]), np.zeros(2, dtype=np.int64), np.zeros(2), demand, NOW, Weights(), 0)
     assert some.seconds == pytest.approx(costs_on(load, demand).seconds[[4, 1]], rel=2e-3)
 
 
@@ -93,6 +105,19 @@ def test_of_two_replicas_the_faster_one_is_cheaper() -> None:
     load.learn(1, Pace(*(0.5 * np.array(PACE))))
     slow, fast = costs_on(load, Demand(1000, 100.0, 500.0)).seconds
     assert fast == pytest.approx(slow / 2, rel=2e-3)
+
+
+def test_siblings_draw_until_so_many_run_that_drafts_cost_more_than_they_spare() -> None:
+    load = Load()
+    load.learn(0, PACE)
+    worth, demand = [], Demand(0, 100.0, 0.0)
+    for number in range(1200):
+        without, with_them = (costs_on(load, demand, spared=each).seconds.item() for each in (0.0, 0.25))
+        worth.append(without - with_them)
+        load.add(0, f"t{number}", 0, 0.0, NOW)
+    assert worth[0] == pytest.approx(0.25 * 100 * PACE.base, rel=0.01)
+    assert worth[500] == pytest.approx(worth[0] / 2, rel=0.01)
+    assert worth[1001:] == pytest.approx([0.0] * 199)
 
 
 def test_idle_kv_is_kept_longer_where_more_run() -> None:

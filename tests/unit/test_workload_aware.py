@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from nemo_war.config import StepTimePrior
 from nemo_war.generation.step_time import StepTimeModel
 from nemo_war.metadata import TurnMetadata
-from nemo_war.routing import progress
+from nemo_war.routing import progress, siblings
 from nemo_war.routing.cost import Weights
 from nemo_war.routing.facts import Outcome, Placement, ReplicaFacts, TurnFacts
 from nemo_war.routing.scheduler import Scheduler
@@ -269,6 +270,22 @@ def test_a_straggler_moves_to_an_idle_replica_when_that_is_worth_the_prefill() -
     assert home_again(120_000)
 
 
+@pytest.mark.parametrize("busy", [0, 300])
+@pytest.mark.parametrize("speculates", [True, False])
+def test_siblings_share_a_replica_where_it_drafts_from_them_and_is_not_full(
+    speculates: bool, busy: int
+) -> None:
+    facts = [replace(each, speculates=speculates) for each in replicas(2)]
+    on = Driver()
+    for number in range(busy):
+        on.submit(f"other{number}", 300, group="others", prompts=False)
+    on.go(facts)
+    for number in range(2):
+        on.submit(f"t{number}", 300, prompts=False)
+    together = len({placement.replica for placement in on.go(facts)}) == 1
+    assert together == (speculates and not busy)
+
+
 def test_the_tail_of_a_step_is_critical_and_its_beginning_is_not() -> None:
     on = Driver()
     on.scheduler.begin_step(20)
@@ -291,7 +308,8 @@ def test_each_term_of_the_cost_can_be_left_out() -> None:
 
 
 def test_a_stream_of_prompts_that_share_nothing_leaves_memory_flat(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_GROUPS", 100)  # so that what is kept of groups has its full size soon
+    for module in (progress, siblings):  # so that what is kept of groups has its full size soon
+        monkeypatch.setattr(module, "_GROUPS", 100)
     on = Driver()
 
     def stream(numbers: range) -> int:

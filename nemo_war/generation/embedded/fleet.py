@@ -115,7 +115,10 @@ class Fleet:
             facts = await asyncio.wait_for(self.ask_one(number, "start"), _START_TIMEOUT_S)
             self._processes |= {facts["pid"], facts["parent"], facts["actor"]}
             self._facts[number] = ReplicaFacts(
-                number, kv_tokens=facts["kv_tokens"], step_time=self.spec.step_time()
+                number,
+                kv_tokens=facts["kv_tokens"],
+                step_time=self.spec.step_time(),
+                speculates=self.spec.speculates,
             )
             on_ready(number)
 

@@ -21,6 +21,7 @@ from nemo_war.generation.embedded.rollout import Rollouts, Start, Trajectory
 from nemo_war.generation.embedded.script import Judge, LiveScript, RecordedScript, RecordedTrajectory
 from nemo_war.routing import policies
 from nemo_war.routing.policy import Policy
+from nemo_war.routing.workload_aware import Options
 from nemo_war.speculative.archive import FOLDER
 from nemo_war.telemetry.log import EventLog
 from nemo_war.telemetry.records import Pass, RefitRecord, ReliabilityRecord, ReplicaRecord, StepRecord
@@ -76,7 +77,12 @@ class Workplace:
         """Placement of a mode: NeMo-RL's round robin for the baseline, as configured for WAR's."""
         routing = self.config.policy.generation.war.routing
         stock: dict[str, PolicyName] = {"baseline": "round_robin", "sticky": "sticky"}
-        return policies.make(stock.get(mode, routing.policy), routing.seed)
+        return policies.make(stock.get(mode, routing.policy), routing.seed, self._options())
+
+    def _options(self) -> Options:
+        """Of `war`: the index counts in the engines' own blocks, where the configuration sets their size."""
+        block_size = self.config.policy.generation.engine_arguments().get("block_size")
+        return Options() if block_size is None else Options(block_tokens=block_size)
 
     def rollouts(self, fleet: Fleet, mode: str) -> Rollouts:
         """The rollout loop of a mode."""
