@@ -24,6 +24,7 @@ from fake_replica import FakeReplica
 
 from nemo_war.cli import main
 from nemo_war.errors import ConfigError
+from nemo_war.routing.http.replicas import Replica
 from nemo_war.routing.http.router import Router
 from nemo_war.routing.http.server import Server
 from nemo_war.routing.http.settings import POLICIES, RouterSettings
@@ -321,6 +322,16 @@ async def test_a_replica_that_hangs_gives_its_requests_up_when_its_health_is_not
         place.replicas[0].health = 200
         place.replicas[0].gate.set()
         await until(lambda: len(place.router.replicas.healthy()) == 2)
+
+
+async def test_a_replica_that_is_lost_between_placement_and_request_ends_the_request():
+    replica = Replica(0, "http://127.0.0.1:1", 0)
+    replica.health.answered()
+    replica.health.failed(refused=True)
+    replica.abort()  # before the attempt that was placed there is known
+    with pytest.raises(TimeoutError):
+        async with replica.attempt():
+            await asyncio.Event().wait()
 
 
 async def test_a_request_goes_to_no_replica_twice_and_to_no_more_than_allowed():

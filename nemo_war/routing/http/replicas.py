@@ -52,8 +52,12 @@ class Replica:
 
     @asynccontextmanager
     async def attempt(self) -> AsyncIterator[None]:
-        """A request under way here; when the replica is lost it ends in a TimeoutError."""
-        async with asyncio.timeout(None) as bound:
+        """A request under way here; when the replica is lost it ends in a TimeoutError.
+
+        So it does where the replica was lost between the request's placement and now: nobody would end it.
+        """
+        lost = None if self.health.healthy else 0.0
+        async with asyncio.timeout(lost) as bound:
             self._attempts.add(bound)
             try:
                 yield
