@@ -11,11 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from nemo_war.telemetry.log import FILE_NAME, read
+from nemo_war.telemetry.records import TurnRecord
 from tests.engine.processes import wait_until_gone
 
 pytestmark = pytest.mark.engine
 
 ROOT = Path(__file__).parents[2]
+BLOCK = 32
+"""Tokens, as the smoke run sets it."""
 SMOKE = ROOT / "examples" / "configs" / "grpo_embedded_cpu_smoke.yaml"
 
 
@@ -39,7 +43,7 @@ def test_the_comparison_runs_reports_and_leaves_no_process(tmp_path: Path) -> No
     assert summary["invariants"]["ok"] is True
     assert summary["modes"]["war"]["draft_tokens"] > 0, "WAR never drafted"
     assert summary["modes"]["baseline"]["draft_tokens"] == 0
-    assert summary["modes"]["war"]["cached_tokens"] >= summary["modes"]["baseline"]["cached_tokens"]
+    assert_later_turns_found_the_kv_of_earlier_ones(run_dir)
     assert summary["modes"]["war"]["errors"] == 0
     assert all(refit["kv_reset_ok"] and refit["replicas"] == 2 for refit in summary["refits"])
     assert summary["history"]["tokens"] > 0
@@ -52,6 +56,18 @@ def test_the_comparison_runs_reports_and_leaves_no_process(tmp_path: Path) -> No
     )
     assert taken.returncode == 2
     assert "already holds a run" in taken.stderr
+
+
+def assert_later_turns_found_the_kv_of_earlier_ones(run_dir: Path) -> None:
+    """Of WAR's trajectories, down to the last full block of the prompt before."""
+    records = read(run_dir / FILE_NAME).records
+    turns = [each for each in records if isinstance(each, TurnRecord) and each.run.mode == "war"]
+    before = {(each.run, each.trajectory, each.turn + 1): each.prompt_tokens for each in turns}
+    later = [each for each in turns if each.turn > 0]
+    assert later
+    for each in later:
+        blocks = before[each.run, each.trajectory, each.turn] // BLOCK
+        assert each.cached_tokens >= BLOCK * blocks, each
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
