@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import numpy as np
 
@@ -155,11 +156,13 @@ class _Run:
     """A sequence between being let in and its end or preemption.
 
     Attributes:
+        number: place in the order in which runs were let in.
         target: tokens to compute before it decodes.
         computed: how many of them are.
         offset: once it decodes, tokens computed less steps of the replica; None before.
     """
 
+    number: int
     sequence: _Sequence
     lease: Lease
     target: int
@@ -192,12 +195,11 @@ class Replica:
         self._prefilling: _Run | None = None  # at most one, as only the last one let in finds no room
         self._decoding = self._context = 0  # decoding runs, and tokens computed of them
         # Decoding runs whose next token needs a block, and by the number of the step those that fill one
-        # and those that end. All are in the order they were let in, as runs begin to decode in that order;
-        # what has left by then is passed over.
+        # and those that end, in the order they were let in; what has left by then is passed over.
         self._full: list[_Run] = []
         self._fills: defaultdict[int, list[_Run]] = defaultdict(list)
         self._ends: defaultdict[int, list[_Run]] = defaultdict(list)
-        self._steps = self._preemptions = 0
+        self._steps = self._admitted = self._preemptions = 0
         self._prompt_tokens = self._cached_tokens = 0
         self._prefilled_tokens = self._recomputed_tokens = self._output_tokens = 0
 
@@ -265,8 +267,7 @@ class Replica:
         """
         if not self.busy:
             raise ValueError("there is nothing to compute")
-        preempted = self._extend_decodes()
-        self._commit_decodes()
+        preempted = self._allocate_decodes()
         batch = _Batch(self._decoding, self._decoding, self._context + self._decoding)
         self._prefill(batch, admit=not preempted)
         load = StepLoad(batch.requests, batch.tokens, batch.context)
@@ -296,23 +297,23 @@ class Replica:
             and len(runs) <= self.config.max_running
         )
 
-    def _extend_decodes(self) -> bool:
-        """A block for each decoding run that needs one; whether runs were preempted for it."""
-        full, self._full = self._full, []
-        before = self._preemptions
-        for run in full:
-            while self._is_running(run) and not self._cache.take(run.lease, 1):
-                self._preempt(next(reversed(self._running.values())))
-        return self._preemptions > before
+    def _allocate_decodes(self) -> bool:
+        """Blocks for the next token of each decoding run; whether runs were preempted for it.
 
-    def _commit_decodes(self) -> None:
-        """Blocks that this step fills are findable from now on, for what is let in by this step too."""
-        step, size = self._steps + 1, self.config.block_size
-        for run in self._fills.pop(step, ()):
-            if self._is_running(run):
+        A block that this step fills is findable from now on, for what is let in by this step
+        too. Run by run, as a block that is dropped for another run's is free for the runs behind.
+        """
+        step, size, preemptions = self._steps + 1, self.config.block_size, self._preemptions
+        concerned, self._full = {*self._full, *self._fills.pop(step, ())}, []
+        for run in sorted(concerned, key=attrgetter("number")):
+            if self._computed(run) % size == 0:
+                while self._is_running(run) and not self._cache.take(run.lease, 1):
+                    self._preempt(next(reversed(self._running.values())))
+            if self._is_running(run) and (self._computed(run) + 1) % size == 0:
                 self._cache.commit(run.lease, (self._computed(run) + 1) // size)
                 self._full.append(run)
                 self._fills[step + size].append(run)
+        return self._preemptions > preemptions
 
     def _prefill(self, batch: _Batch, admit: bool) -> None:
         budget = self.config.max_batched_tokens
@@ -341,7 +342,8 @@ class Replica:
             sequence.cached_tokens = found * size
             self._prompt_tokens += request.prompt_tokens
             self._cached_tokens += found * size
-        run = self._running[name] = _Run(sequence, lease, target, found * size)
+        self._admitted += 1
+        run = self._running[name] = _Run(self._admitted, sequence, lease, target, found * size)
         return run
 
     def _advance(self, run: _Run, batch: _Batch) -> bool:

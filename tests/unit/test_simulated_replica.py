@@ -240,6 +240,22 @@ class Twins(RuleBasedStateMachine):
         assert self.ours.statistics.kv_use == 0
 
 
+def test_a_block_that_two_runs_fill_at_once_is_free_for_the_next_run_in_the_same_step():
+    """Found by the twins below: the run behind was preempted, as blocks were dropped after all were taken."""
+    twins = Twins()
+    text = [*range(21), *[0] * 9]
+    for name, prompt, outputs in (("r0", text, 20), ("r1", text, 20), ("r2", [0, 1, 2], 19)):
+        blocks = chain(np.array([*prompt, *[0] * outputs], np.int32), BLOCK)
+        for engine in (twins.ours, twins.naive):
+            engine.submit(Request(name, len(prompt), outputs, blocks))
+    for _ in range(17):
+        seconds, _, _ = twins.naive.step()
+        assert twins.ours.step(0.0).seconds == pytest.approx(seconds)
+        twins.agree()
+    assert twins.ours.statistics.preemptions == 0
+    assert twins.ours.statistics.kv_use == 1
+
+
 TestTwins = Twins.TestCase
 TestTwins.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
