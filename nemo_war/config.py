@@ -101,15 +101,35 @@ class RoutingConfig(StrictModel):
 class RefitConfig(StrictModel):
     """What happens to running requests when the weights change, and for how long we wait."""
 
-    in_flight: Literal["drain", "pause"] = Field(
+    in_flight: Literal["drain", "pause", "abort"] = Field(
         "drain",
-        description="drain: running turns finish first. pause: they freeze, and go on under the new weights.",
+        description="drain: running turns finish first. pause: they freeze, and go on under the new weights. "
+        "abort: they are taken back, and generated again under the new weights.",
+    )
+    on_failure: Literal["fail", "continue"] = Field(
+        "fail",
+        description="When a replica does not get the weights, or does not confirm its reset. fail: the step "
+        "fails. continue: the others go on, and that one is fenced off until it has.",
     )
     drain_timeout_s: float = Field(
         300.0, gt=0, description="Longest wait for running turns to finish or freeze."
     )
     update_timeout_s: float = Field(
         300.0, gt=0, description="Longest wait for a replica to load weights and reset its caches."
+    )
+
+
+class HealthConfig(StrictModel):
+    """When a replica counts as lost, and how often it is brought back."""
+
+    probe_interval_s: float = Field(10.0, gt=0, description="Time between two probes of a replica.")
+    probe_timeout_s: float = Field(
+        120.0,
+        gt=0,
+        description="A replica that has not answered by then is lost; no engine step takes as long.",
+    )
+    max_restarts: int = Field(
+        3, ge=0, description="Restarts of a replica in a row, without one turn answered; then it stays away."
     )
 
 
@@ -120,6 +140,7 @@ class WarConfig(StrictModel):
     speculative: SpeculativeConfig = SpeculativeConfig()
     routing: RoutingConfig = RoutingConfig()
     refit: RefitConfig = RefitConfig()
+    health: HealthConfig = HealthConfig()
     ab_every: int | None = Field(
         None, ge=1, description="In-job A/B: switch WAR off and on again every this many steps."
     )

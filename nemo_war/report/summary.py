@@ -27,6 +27,7 @@ from nemo_war.telemetry.records import (
     ReliabilityRecord,
     ReplicaRecord,
     StepRecord,
+    TransitionRecord,
     TurnRecord,
 )
 
@@ -150,7 +151,7 @@ def _by_pass(records: Iterable[Record]) -> list[PassRecords]:
     """Group by pass, modes in the order of `MODES`; validation rollouts are nobody's work."""
     groups: dict[Pass, list[Record]] = defaultdict(list)
     for record in records:
-        if record.run.phase != "validation":
+        if not isinstance(record, TransitionRecord) and record.run.phase != "validation":
             groups[record.run].append(record)
     passes = [PassRecords.of(run, group) for run, group in groups.items()]
     return sorted(passes, key=lambda p: (_rank(p.run.mode), p.run.phase, p.run.repeat))

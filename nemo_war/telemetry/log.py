@@ -1,8 +1,9 @@
 """The event log of a run: one JSON object a line, whole up to the last record after a crash.
 
 Every record goes to the operating system as it is appended, so a killed process
-loses nothing it had appended; only the machine itself failing can cut the file.
-The reader takes what it can of a damaged file and says what it could not.
+loses nothing it had appended; only the machine itself failing can cut the file. A full
+disk costs records, never the run: what could not be written is counted, and the count is
+on record once there is room again. The reader takes what it can of a damaged file and says what it could not.
 """
 
 from __future__ import annotations
@@ -55,8 +56,19 @@ class EventStream:
     header: Header | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Stands where records could not be written, for want of room on the disk."""
+
+    lost: int
+
+
 class EventLog:
-    """Appends records to a new file that only its owner can read. Safe to share between threads."""
+    """Appends records to a new file that only its owner can read. Safe to share between threads.
+
+    Attributes:
+        lost: records that could not be written.
+    """
 
     def __init__(self, path: Path) -> None:
         """Create the file and write its header.
@@ -68,23 +80,31 @@ class EventLog:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.fdopen(os.open(path, flags, 0o600), "wb")
+            self._file = open(os.open(path, flags, 0o600), "wb", buffering=0)  # noqa: SIM115
         except FileExistsError:
             raise UserError(f"{path} exists: a log holds one run, give this one its own folder") from None
         except OSError as error:
             raise UserError(f"{path} cannot be created: {error.strerror}; choose another folder") from None
         self.path = path
+        self.lost = self._unreported = 0
         self._lock = threading.Lock()
-        self._write(Header(SCHEMA, __version__, datetime.now(UTC).isoformat(timespec="milliseconds")))
+        header = Header(SCHEMA, __version__, datetime.now(UTC).isoformat(timespec="milliseconds"))
+        if not self._write(encode(header)):
+            raise UserError(f"{path} cannot be written: the disk is full; choose another folder")
 
     def append(self, record: Record) -> None:
-        """Write one record and hand it to the operating system.
+        """Write one record and hand it to the operating system, or count it as lost.
 
         Raises:
-            OSError: the disk is full or gone.
             ValueError: the log is closed.
         """
-        self._write(record)
+        line = encode(record)
+        with self._lock:
+            if self._unreported and self._write(encode(Gap(self._unreported))):
+                self._unreported = 0
+            if self._unreported or not self._write(line):
+                self.lost += 1
+                self._unreported += 1
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -99,14 +119,19 @@ class EventLog:
     ) -> None:
         self.close()
 
-    def _write(self, record: Record | Header) -> None:
-        line = encode(record)
-        with self._lock:
-            self._file.write(line)
-            self._file.flush()
+    def _write(self, line: bytes) -> bool:
+        """Write a line in whole, or leave the file as it is."""
+        end = os.fstat(self._file.fileno()).st_size
+        try:
+            if self._file.write(line) == len(line):
+                return True
+        except OSError:
+            pass
+        self._file.truncate(end)
+        return False
 
 
-def encode(record: Record | Header) -> bytes:
+def encode(record: Record | Header | Gap) -> bytes:
     """One line of the log, newline included; non-finite floats are written as NaN and Infinity."""
     fields = {name: _bounded(value) for name, value in dataclasses.asdict(record).items()}
     # Counters come from compiled kernels as numpy scalars, which json does not know: .item() unwraps them.
@@ -144,6 +169,8 @@ def _read_lines(file: BinaryIO) -> EventStream:
             continue
         if isinstance(item, Header):
             header = item
+        elif isinstance(item, Gap):
+            damage.add(number, f"{item.lost} records could not be written here: the disk was full")
         elif isinstance(item, _Unknown):
             damage.skip(item.kind)
         else:
@@ -204,11 +231,11 @@ class _Unknown:
     kind: str
 
 
-_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Header, *get_args(Record))}
+_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Header, Gap, *get_args(Record))}
 _INTEGER_LIMIT = 1 << 63
 
 
-def _parse(line: bytes) -> Record | Header | _Unknown:
+def _parse(line: bytes) -> Record | Header | Gap | _Unknown:
     """Decode one line.
 
     Raises:
@@ -226,7 +253,7 @@ def _parse(line: bytes) -> Record | Header | _Unknown:
         raise ValueError("not a record: it names no kind")
     if kind not in _KINDS:
         return _Unknown(_shown(kind))
-    item: Record | Header = _decode(_KINDS[kind], fields)
+    item: Record | Header | Gap = _decode(_KINDS[kind], fields)
     return item
 
 

@@ -30,7 +30,13 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class TurnRecord:
-    """One engine request. `cached_tokens` of its `prompt_tokens` came from the prefix cache."""
+    """One engine request.
+
+    Attributes:
+        epoch: policy epoch that it began under.
+        cached_tokens: those of its `prompt_tokens` that came from the prefix cache.
+        mixed: it ended under a later epoch, as it was frozen during a refit.
+    """
 
     run: Pass
     step: int
@@ -47,6 +53,7 @@ class TurnRecord:
     output_tokens: int
     finish_reason: str
     error: str | None = None
+    mixed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +108,12 @@ class ReliabilityRecord:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One GRPO step. `rollout_s` is the makespan: first request to last answer."""
+    """One GRPO step.
+
+    Attributes:
+        rollout_s: the makespan: first request to last answer.
+        mixed: trajectories that were generated under more than one policy epoch.
+    """
 
     run: Pass
     step: int
@@ -120,11 +132,17 @@ class StepRecord:
     grad_norm: float | None = None
     logprob_error: float | None = None
     war_active: bool = True
+    mixed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RefitRecord:
-    """One weight update over the fleet, with each replica's own word on its cache reset."""
+    """One weight update over the fleet, with each replica's own word on its cache reset.
+
+    Attributes:
+        replicas: those that took part to the end.
+        fenced: those that are fenced off now.
+    """
 
     run: Pass
     epoch: int
@@ -133,6 +151,27 @@ class RefitRecord:
     seconds: float
     transfer_bytes: int
     in_flight: int
+    fenced: int = 0
 
 
-Record = TurnRecord | ReplicaRecord | ReliabilityRecord | StepRecord | RefitRecord
+@dataclass(frozen=True, slots=True)
+class TransitionRecord:
+    """One transition of a fleet's refit cycle, or of one replica's part in it; see `generation.refit`.
+
+    Attributes:
+        fleet: `war` or `stock`.
+        replica: its number; None where the whole fleet's phase changed.
+        epoch: policy epoch of the fleet.
+        reason: why a replica was fenced off or a refit failed; else empty.
+    """
+
+    fleet: str
+    at_s: float
+    replica: int | None
+    before: str
+    after: str
+    epoch: int
+    reason: str = ""
+
+
+Record = TurnRecord | ReplicaRecord | ReliabilityRecord | StepRecord | RefitRecord | TransitionRecord

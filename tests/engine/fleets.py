@@ -10,9 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import ray
-
-from nemo_war.config import RefitConfig, WarConfig
+from nemo_war.config import HealthConfig, RefitConfig, WarConfig
 from nemo_war.generation.embedded.engine import EngineSpec
 from nemo_war.generation.embedded.fleet import Fleet
 from nemo_war.generation.embedded.replica import Replica
@@ -103,12 +101,7 @@ async def raw(
 ) -> list[RawAnswer]:
     """One request with these sampling parameters."""
     metadata = TurnMetadata(f"t{next(_names)}", group, critical=critical, learn=learn)
-    reference = on._actors[replica].raw.remote(prompt, options, metadata)
-    try:
-        return await reference
-    except asyncio.CancelledError:
-        ray.cancel(reference)
-        raise
+    return await on.ask_one(replica, "raw", prompt, options, metadata)
 
 
 @asynccontextmanager
@@ -118,6 +111,8 @@ async def fleet(
     war: WarConfig | None = None,
     replicas: int = 1,
     in_flight: str = "drain",
+    refit: RefitConfig | None = None,
+    health: HealthConfig | None = None,
     dtype: str = "bfloat16",
     extension: str | None = None,
     replica_class: type = Replica,
@@ -128,7 +123,8 @@ async def fleet(
         str(model), ENGINE | {"dtype": dtype} | engine, war, temperature=temperature, extension=extension
     )
     kind = type("TestFleet", (Fleet,), {"replica_class": replica_class})
-    made = kind(spec, replicas, 1, RefitConfig(in_flight=in_flight, update_timeout_s=120))
+    refit = refit or RefitConfig(in_flight=in_flight, update_timeout_s=120)
+    made = kind(spec, replicas, 1, refit, health)
     await made.start()
     try:
         yield made
@@ -157,7 +153,7 @@ async def sample(
 
 
 async def statistics(fleet: Fleet, replica: int = 0) -> Counter[str]:
-    return Counter((await fleet.ask("statistics"))[replica])
+    return Counter(await fleet.ask_one(replica, "statistics"))
 
 
 def chat(model: Path) -> Any:

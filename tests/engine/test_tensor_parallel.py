@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nemo_war.config import SpeculativeConfig, WarConfig
-from nemo_war.generation.embedded.fleet import share_weights
+from nemo_war.generation.embedded.weights import share_weights
 from tests.engine.fleets import RawReplica, begun_copy, fleet, sample, statistics
 from tests.engine.policies import as_bytes, perturbed
 from tests.engine.test_losslessness import GREEDY_GAP, first_divergence

@@ -1,6 +1,8 @@
 import json
 import math
 import os
+import resource
+import signal
 import stat
 import subprocess
 import sys
@@ -34,6 +36,7 @@ VALUES = {
     str: TEXT,
     bool: st.booleans(),
     str | None: st.none() | TEXT,
+    int | None: st.none() | st.integers(min_value=-(2**63) + 1, max_value=2**63 - 1),
     float | None: st.none() | REALS,
 }
 
@@ -228,3 +231,26 @@ def test_an_empty_log_is_an_error_that_says_what_to_do(tmp_path):
     (tmp_path / "events.jsonl").touch()
     with pytest.raises(UserError, match=r"is empty.*run it again"):
         read(tmp_path / "events.jsonl")
+
+
+def test_a_full_disk_costs_records_and_is_on_record_once_there_is_room(tmp_path: Path) -> None:
+    events, record = EventLog(tmp_path / log.FILE_NAME), STEP[0]
+    events.append(record)
+    whole = events.path.stat().st_size
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    previous = signal.signal(
+        signal.SIGXFSZ, signal.SIG_IGN
+    )  # writes fail as on a full disk, part of them done
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (whole + 10, hard))
+        for _ in range(3):
+            events.append(record)
+        assert events.path.stat().st_size == whole
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, previous)
+    events.append(record)
+    events.close()
+    stream = read(events.path)
+    assert (events.lost, stream.records) == (3, (record, record))
+    assert stream.damage == ("line 3: 3 records could not be written here: the disk was full",)

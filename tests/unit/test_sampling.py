@@ -29,10 +29,10 @@ def test_tokens_and_logprobs_behind_a_stop_string_are_cut_together() -> None:
         stop_reason="</calc>",
         finish_reason="stop",
     )
-    answer = answer_of(SimpleNamespace(outputs=[completion], num_cached_tokens=5), 0.1, 3, decode)
+    answer = answer_of(SimpleNamespace(outputs=[completion], num_cached_tokens=5), 0.1, (2, 3), decode)
     assert answer.tokens == tuple(range(7))
     assert answer.logprobs == tuple(-float(token) for token in range(7))
-    assert (answer.cached_tokens, answer.epoch, answer.finish_reason) == (5, 3, "stop")
+    assert (answer.cached_tokens, answer.epochs, answer.finish_reason) == (5, (2, 3), "stop")
 
 
 def test_the_salt_is_the_policy_epoch() -> None:

@@ -1,48 +1,42 @@
-"""A fleet: the replicas of one mode, their placement and their refits."""
+"""A fleet: the replicas of one mode, their placement, their refits, and what becomes of lost ones.
+
+A turn that its replica did not finish, as it died, hung or was fenced off, is generated
+again on another one: its prompt is all that it needs, and nothing of an unfinished answer
+is kept. A lost replica is started anew; before it serves, it gets the weights of the
+policy epoch and says that its caches are empty, as in any refit.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import os
-import signal
 import time
 import weakref
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import ray
 
-from nemo_war.config import RefitConfig
-from nemo_war.generation.embedded.engine import EngineSpec, cores_of, process_environment
-from nemo_war.generation.embedded.replica import Replica
+from nemo_war.config import HealthConfig, RefitConfig
+from nemo_war.generation.embedded.actors import Actors, ReplicaLostError
+from nemo_war.generation.embedded.engine import EngineSpec
+from nemo_war.generation.embedded.refitting import Refitting
+from nemo_war.generation.embedded.replica import ABORTED, Replica
 from nemo_war.generation.embedded.turn import Answer, Turn
-from nemo_war.generation.refit import Phase, RefitCycle, RefitError
+from nemo_war.generation.embedded.watch import Watch
+from nemo_war.generation.embedded.weights import Weights
+from nemo_war.generation.refit import Phase, RefitCycle, RefitError, Stage, Transition
 from nemo_war.routing.dispatcher import Dispatcher
-from nemo_war.routing.facts import Outcome, ReplicaFacts, TurnFacts
+from nemo_war.routing.facts import Outcome, Placement, ReplicaFacts, TurnFacts
 from nemo_war.routing.policy import Policy
-from nemo_war.routing.scheduler import Scheduler
+from nemo_war.routing.scheduler import NoReplicaError, Scheduler
 
-_START_TIMEOUT_S = 900.0
-"""A cold start with compilation takes two minutes on one core; a slow machine may take several times that."""
-_STOP_TIMEOUT_S = 20.0
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """One policy's weights in Ray's object store: one copy per node, however many replicas.
-
-    Attributes:
-        reference: object reference of a [bytes] uint8 array, a safetensors file.
-        digest: blake2b of those bytes, as every replica must report it.
-        size: in bytes.
-    """
-
-    reference: Any
-    digest: str
-    size: int
+_TICK_S = 0.1
+"""How often a refit looks for a replica to begin with, where all are lost."""
+_START = "start"
+"""Name of the weights that all replicas start with."""
+_MAX_LOSSES = 3
+"""Replicas that one turn may be lost on: a request that kills engines must not kill them all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +48,7 @@ class RefitOutcome:
     kv_reset_ok: bool
     seconds: float
     in_flight: int
-
-
-def share_weights(blob: bytes) -> Weights:
-    """Put a safetensors file into the object store, once."""
-    return Weights(ray.put(np.frombuffer(blob, dtype=np.uint8)), hashlib.blake2b(blob).hexdigest(), len(blob))
+    fenced: int
 
 
 class Fleet:
@@ -71,26 +61,56 @@ class Fleet:
     replica_class: type = Replica
     """What each actor runs; a test may put a misbehaving one here."""
 
-    def __init__(self, spec: EngineSpec, replicas: int, cpus_per_replica: int, refit: RefitConfig) -> None:
+    def __init__(
+        self,
+        spec: EngineSpec,
+        replicas: int,
+        cpus_per_replica: int,
+        refit: RefitConfig,
+        health: HealthConfig | None = None,
+        record: Callable[[Transition], None] = lambda transition: None,
+    ) -> None:
+        """Start none yet.
+
+        Args:
+            spec: of every engine.
+            replicas: how many.
+            cpus_per_replica: cores that each computes on.
+            refit: how weights change.
+            health: when a replica counts as lost, and how often it is brought back.
+            record: told of every transition of the refit cycle.
+        """
         self.spec = spec
-        self._cpus = cpus_per_replica
+        self.retried = 0
         self._numbers = range(replicas)
-        self._actors: dict[int, Any] = {}
-        self._processes: set[int] = set()
-        self._facts = {number: ReplicaFacts(number) for number in self._numbers}
+        self._record = record
+        self._facts = {number: ReplicaFacts(number, healthy=False) for number in self._numbers}
         self._dispatchers: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
         self._changed = asyncio.Condition()
+        self._weights: Weights | None = None
+        self._weights_change = asyncio.Lock()
+        self._gone: dict[int, str] = {}
         self._cycle = RefitCycle(
             self._numbers,
             in_flight=refit.in_flight,
+            on_failure=refit.on_failure,
             quiet_timeout_s=refit.drain_timeout_s,
             update_timeout_s=refit.update_timeout_s,
             clock=time.monotonic,
+            digest=_START,
+            record=self._on_transition,
+        )
+        self._actors = Actors(spec, cpus_per_replica, self.replica_class)
+        self._refitting = Refitting(
+            self._cycle, self._actors, self._running, self._changed, refit.update_timeout_s
+        )
+        self._watch = Watch(
+            self._actors, health or HealthConfig(), self._cycle.fence, self._rejoin, self._give_up
         )
 
     @property
     def size(self) -> int:
-        """Number of replicas."""
+        """Number of replicas, those that are lost included."""
         return len(self._numbers)
 
     @property
@@ -98,22 +118,20 @@ class Fleet:
         """Policy epoch that new turns are generated under."""
         return self._cycle.epoch
 
+    @property
+    def serving(self) -> list[int]:
+        """Replicas that are given turns."""
+        return [number for number in self._numbers if self._cycle.serves(number)]
+
     async def start(self, on_ready: Callable[[int], None] = lambda number: None) -> None:
         """Start all engines in parallel; `on_ready` is told of each.
 
         Raises:
             RuntimeError: one did not start; the others are stopped again.
         """
-        actor = ray.remote(self.replica_class)
-        for number in self._numbers:
-            environment = process_environment(cores_of(number, self._cpus), self.spec.ranks)
-            self._actors[number] = actor.options(
-                num_cpus=0, max_concurrency=1000, runtime_env={"env_vars": environment}
-            ).remote(number, self.spec)
 
         async def start_one(number: int) -> None:
-            facts = await asyncio.wait_for(self.ask_one(number, "start"), _START_TIMEOUT_S)
-            self._processes |= {facts["pid"], facts["parent"], facts["actor"]}
+            facts = await self._actors.start(number)
             self._facts[number] = ReplicaFacts(
                 number,
                 kv_tokens=facts["kv_tokens"],
@@ -127,6 +145,8 @@ class Fleet:
         except BaseException:
             await self.stop()
             raise
+        for number in self._numbers:
+            self._watch.mind(number)
 
     def dispatcher(self, policy: Policy) -> Dispatcher:
         """A way to place turns on this fleet by a policy; it holds them back while a refit runs."""
@@ -135,33 +155,59 @@ class Fleet:
         return dispatcher
 
     async def generate(self, turn: Turn, dispatcher: Dispatcher) -> tuple[int, Answer]:
-        """Place a turn and generate it.
+        """Place a turn and generate it; where its replica is lost or takes it back, once more.
 
         Returns:
             The replica that served, and its answer.
-        """
-        self._raise_if_failed()
-        prompt = np.array(turn.prompt, dtype=np.int32)
-        facts = TurnFacts(turn.metadata, len(turn.prompt), turn.max_new_tokens, prompt)
-        placement = await dispatcher.place(facts)
-        outcome = None
-        try:
-            metadata = replace(turn.metadata, critical=placement.critical, remaining=placement.remaining)
-            answer = await self._ask_for(replace(turn, metadata=metadata), placement.replica)
-            outcome = Outcome(len(answer.tokens), answer.cached_tokens)
-            return placement.replica, answer
-        finally:
-            dispatcher.finish(placement.ticket, outcome)
-            async with self._changed:
-                self._changed.notify_all()
 
-    async def _ask_for(self, turn: Turn, replica: int) -> Answer:
-        reference = self._actors[replica].generate.remote(turn)
+        Raises:
+            ReplicaLostError: it was lost on as many replicas as a turn may be.
+            RefitError, NoReplicaError: the fleet serves no more.
+        """
+        prompt, losses = np.array(turn.prompt, dtype=np.int32), 0
+        while True:
+            self._raise_if_failed()
+            turn = replace(turn, metadata=replace(turn.metadata, epoch=self.epoch))
+            placement = await dispatcher.place(
+                TurnFacts(turn.metadata, len(turn.prompt), turn.max_new_tokens, prompt)
+            )
+            outcome = None
+            try:
+                answer = await self._ask_for(turn, placement)
+                if answer.finish_reason != ABORTED:
+                    outcome = Outcome(len(answer.tokens), answer.cached_tokens)
+                    return placement.replica, answer
+            except ReplicaLostError as error:
+                self._cycle.fence(placement.replica, error.reason)
+                losses += 1
+                if losses == _MAX_LOSSES:
+                    raise
+            finally:
+                dispatcher.finish(placement.ticket, outcome)
+                async with self._changed:
+                    self._changed.notify_all()
+            self.retried += 1
+
+    async def _ask_for(self, turn: Turn, placement: Placement) -> Answer:
+        """The replica's answer, unless it is fenced off before that."""
+        metadata = replace(
+            turn.metadata, epoch=self.epoch, critical=placement.critical, remaining=placement.remaining
+        )
+        replica = placement.replica
+        answer = asyncio.ensure_future(
+            self._actors.ask(replica, "generate", replace(turn, metadata=metadata))
+        )
+        fenced = asyncio.ensure_future(self._watch.fence(replica).wait())
         try:
-            return await _answer(reference)
-        except asyncio.CancelledError:
-            ray.cancel(reference)
-            raise
+            await asyncio.wait({answer, fenced}, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                raise ReplicaLostError(replica, "was fenced off")
+            self._watch.answered(replica)
+            return answer.result()
+        finally:
+            fenced.cancel()
+            answer.cancel()
+            await asyncio.gather(answer, return_exceptions=True)
 
     def _running(self, replica: int) -> int:
         """Turns placed there, counted from the decision on: a refit must not overlook one on its way."""
@@ -174,123 +220,108 @@ class Fleet:
         """Give every replica these weights, and make the KV of the old ones unreachable.
 
         Raises:
-            RefitError: a replica did not finish, load or reset in time, or says it
-                failed to. The fleet serves no more.
+            RefitError: a replica did not finish, load or reset in time, or says it failed to, and the
+                fleet does not go on without it (`refit.on_failure`); it serves no more.
         """
         started, cycle = time.monotonic(), self._cycle
         running = sum(map(self._running, self._numbers))
-        cycle.begin(weights.digest)
-        paused = cycle.phase is Phase.PAUSING
-        await self._everywhere(self._pause if paused else self._drain)
-        await self._everywhere(lambda number: self._update(number, weights))
-        await self._everywhere(self._verify)
-        await self.ask("set_epoch", cycle.epoch)
-        if paused:
-            await self.ask("resume")
-        for dispatcher in self._dispatchers:
-            dispatcher.pump()
-        return RefitOutcome(cycle.epoch, self.size, True, time.monotonic() - started, running)
-
-    async def ask(self, method: str, *arguments: Any) -> list[Any]:
-        """Call a method of every replica; answers in order of replica."""
-        return list(
-            await asyncio.gather(*(self.ask_one(number, method, *arguments) for number in self._numbers))
-        )
-
-    async def ask_one(self, number: int, method: str, *arguments: Any) -> Any:
-        """Call a method of one replica."""
-        return await _answer(getattr(self._actors[number], method).remote(*arguments))
-
-    async def commit(self, lengths: Mapping[int, dict[str, int]]) -> None:
-        """Tell each replica the final lengths, in tokens, of the trajectories it served."""
-        await asyncio.gather(*(self.ask_one(number, "commit", each) for number, each in lengths.items()))
-
-    async def stop(self) -> None:
-        """Shut every engine down and leave no process behind; may be called twice."""
-        actors, self._actors = self._actors, {}
-        stopping = [
-            asyncio.wait_for(_answer(actor.stop.remote()), _STOP_TIMEOUT_S) for actor in actors.values()
-        ]
-        await asyncio.gather(*stopping, return_exceptions=True)
-        for actor in actors.values():
-            ray.kill(actor)
-        await _end(self._processes)
-
-    async def _everywhere(self, act: Callable[[int], Coroutine[Any, Any, None]]) -> None:
-        """Run one phase on all replicas; whatever goes wrong fails the cycle."""
-        cycle = self._cycle
-        tasks = [asyncio.create_task(act(number)) for number in self._numbers]
-        try:
-            while pending := [task for task in tasks if not task.done()]:
-                await asyncio.wait(pending, timeout=0.2, return_when=asyncio.FIRST_EXCEPTION)
-                cycle.check_deadline()
-                if cycle.phase is Phase.FAILED:
-                    break
-                if failed := [task.exception() for task in tasks if task.done() and task.exception()]:
-                    raise failed[0]  # type: ignore[misc]
-        except Exception as error:
-            cycle.fail(f"a replica failed while {cycle.phase}: {_first_line(error)}")
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        while not await self._refit(weights):  # a replica may be on its way back
+            await asyncio.sleep(_TICK_S)
         if failure := self._failure():
             for dispatcher in self._dispatchers:
                 dispatcher.fail(failure)
             raise failure
+        self._pump()
+        serving = len(self.serving)
+        return RefitOutcome(
+            cycle.epoch, serving, True, time.monotonic() - started, running, self.size - serving
+        )
 
-    async def _drain(self, number: int) -> None:
-        async with self._changed:
-            await self._changed.wait_for(lambda: not self._running(number))
-        self._cycle.quiet(number)
+    async def _refit(self, weights: Weights) -> bool:
+        """Have the replicas that serve take the weights; False where none does."""
+        async with self._weights_change:
+            self._raise_if_failed()
+            members = self.serving
+            if members:
+                self._weights = weights
+                await self._refitting.run(weights, members)
+        return bool(members)
 
-    async def _pause(self, number: int) -> None:
-        await self.ask_one(number, "pause")
-        self._cycle.quiet(number)
+    async def ask(self, method: str, *arguments: Any) -> dict[int, Any]:
+        """Call a method of every replica that serves; answers by replica, without those that were lost."""
+        answers: dict[int, Any] = {}
 
-    async def _update(self, number: int, weights: Weights) -> None:
-        report = await self.ask_one(number, "load_weights", weights.reference)
-        self._cycle.updated(number, report["digest"])
+        async def ask_one(number: int) -> None:
+            try:
+                answers[number] = await self._actors.ask(number, method, *arguments)
+            except ReplicaLostError as error:
+                self._cycle.fence(number, error.reason)
 
-    async def _verify(self, number: int) -> None:
-        self._cycle.verified(number, kv_reset=await self.ask_one(number, "reset_caches"))
+        await asyncio.gather(*map(ask_one, self.serving))
+        return dict(sorted(answers.items()))
 
-    def _failure(self) -> RefitError | None:
-        if self._cycle.phase is not Phase.FAILED:
-            return None
-        return RefitError(f"refit to epoch {self._cycle.epoch + 1} failed: {self._cycle.reason}")
+    async def ask_one(self, number: int, method: str, *arguments: Any) -> Any:
+        """Call a method of one replica.
+
+        Raises:
+            ReplicaLostError: it is lost.
+        """
+        return await self._actors.ask(number, method, *arguments)
+
+    async def commit(self, lengths: Mapping[int, dict[str, int]]) -> None:
+        """Tell each replica the final lengths, in tokens, of the trajectories it served."""
+        telling = [self._actors.ask(number, "commit", each) for number, each in lengths.items()]
+        for outcome in await asyncio.gather(*telling, return_exceptions=True):
+            if isinstance(outcome, BaseException) and not isinstance(outcome, ReplicaLostError):
+                raise outcome
+
+    async def stop(self) -> None:
+        """Shut every engine down and leave no process behind; may be called twice."""
+        await self._watch.stop()
+        await self._actors.stop()
+
+    async def _rejoin(self, number: int) -> bool:
+        """Give a replica that is up again what the fleet has; not while a refit runs."""
+        async with self._weights_change:
+            if self._cycle.phase is not Phase.SERVING:
+                return False
+            await self._refitting.rejoin(number, self._weights)
+        self._pump()
+        return self._cycle.serves(number)
+
+    def _give_up(self, number: int, reason: str) -> None:
+        """That replica will not be back; without any other the fleet serves no more."""
+        self._gone[number] = f"replica {number} {reason}"
+        if failure := self._failure():
+            for dispatcher in self._dispatchers:
+                dispatcher.fail(failure)
+
+    def _on_transition(self, transition: Transition) -> None:
+        """Keep what placement knows in step with the cycle."""
+        self._record(transition)
+        number = transition.replica
+        if number is None:
+            return
+        if transition.after is Stage.FENCED:
+            self._watch.fenced(number)
+            self._facts[number] = replace(self._facts[number], healthy=False)
+            for dispatcher in self._dispatchers:
+                dispatcher.lost(number)
+        elif transition.after is Stage.SERVING:
+            self._facts[number] = replace(self._facts[number], healthy=True)
+            self._watch.mind(number)
+
+    def _pump(self) -> None:
+        for dispatcher in self._dispatchers:
+            dispatcher.pump()
+
+    def _failure(self) -> Exception | None:
+        if self._cycle.phase is Phase.FAILED:
+            return RefitError(f"refit to epoch {self._cycle.epoch + 1} failed: {self._cycle.reason}")
+        if len(self._gone) == self.size:
+            return NoReplicaError(f"no replica is left: {'; '.join(self._gone.values())}")
+        return None
 
     def _raise_if_failed(self) -> None:
         if failure := self._failure():
             raise failure
-
-
-async def _answer(reference: Any) -> Any:
-    """A Ray call's result; the actor's own exception instead of Ray's wrapper."""
-    try:
-        return await reference
-    except ray.exceptions.RayTaskError as error:
-        raise error.cause if isinstance(error.cause, Exception) else error from None
-
-
-async def _end(processes: Iterable[int], patience_s: float = 5.0) -> None:
-    """Wait for processes to go; kill those that do not."""
-    deadline = time.monotonic() + patience_s
-    left = {process for process in processes if _alive(process)}
-    while left and time.monotonic() < deadline:
-        await asyncio.sleep(0.1)
-        left = {process for process in left if _alive(process)}
-    for process in left:
-        os.kill(process, signal.SIGKILL)
-
-
-def _alive(process: int) -> bool:
-    try:
-        with open(f"/proc/{process}/stat") as stat:
-            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

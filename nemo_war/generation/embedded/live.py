@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from nemo_war.generation.embedded.dataset import Prompt
-from nemo_war.generation.embedded.fleet import Fleet, Weights, share_weights
+from nemo_war.generation.embedded.fleet import Fleet
 from nemo_war.generation.embedded.policy_logprobs import Sample
 from nemo_war.generation.embedded.rollout import Rollouts, Trajectory
 from nemo_war.generation.embedded.script import RecordedTrajectory
 from nemo_war.generation.embedded.trainer import Trainer, TrainerConfig
+from nemo_war.generation.embedded.weights import Weights, share_weights
 from nemo_war.generation.embedded.workplace import DraftMeter, Workplace, step_record
 from nemo_war.routing.round_robin import RoundRobin
 from nemo_war.telemetry.progress import progress, stage

@@ -12,9 +12,16 @@ from nemo_war.generation.embedded.engine import EngineSpec
 from nemo_war.generation.embedded.turn import Answer, Turn
 from nemo_war.speculative.archive import SUFFIX
 
+ABORTED = "abort"
+"""Finish reason of a turn that was taken back, as vLLM calls it."""
+
+
+class EngineLostError(RuntimeError):
+    """The engine behind this actor is dead."""
+
 
 class Replica:
-    """The actor's body; `fleet` wraps it with `ray.remote`.
+    """The actor's body; `actors` wraps it with `ray.remote`.
 
     Every method but `start` needs a started engine. Methods that change weights or
     caches are called by the fleet's refit only.
@@ -25,6 +32,14 @@ class Replica:
         self._spec = spec
         self._engine: Any = None
         self._epoch = 0
+
+    async def process(self) -> int:
+        """Number of the actor's process."""
+        return os.getpid()
+
+    async def ping(self) -> None:
+        """Answer once the engine's worker does, which is between two steps."""
+        await self.call("war_process")
 
     async def start(self) -> dict[str, Any]:
         """Start the engine and prove what runs in it.
@@ -51,11 +66,23 @@ class Replica:
         except Exception as error:
             self.stop()
             raise RuntimeError(f"replica {self._number} did not start as configured: {error}") from error
-        return facts | {"actor": os.getpid(), "speculates": self._spec.speculates}
+        return facts
 
     async def generate(self, turn: Turn) -> Answer:
-        """Generate one turn; a cancelled call aborts the request."""
-        spec = self._spec
+        """Generate one turn; a cancelled call aborts the request.
+
+        Raises:
+            EngineLostError: the engine died.
+        """
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            return await self._generate(turn)
+        except EngineDeadError as error:
+            raise EngineLostError(str(error)) from None
+
+    async def _generate(self, turn: Turn) -> Answer:
+        spec, epoch = self._spec, self._epoch
         params = sampling.params_of(turn, spec.temperature, spec.stop_token_ids)
         started, first, last = time.perf_counter(), 0.0, None
         request = f"{turn.metadata.trajectory}/{turn.metadata.turn}/{uuid.uuid4().hex[:8]}"
@@ -66,11 +93,12 @@ class Replica:
             last = output
         if last is None:
             raise RuntimeError(f"vLLM returned nothing for {request}")
-        return sampling.answer_of(last, first, self._epoch, self._engine.get_tokenizer().decode)
+        epochs = (epoch, self._epoch)
+        return sampling.answer_of(last, first, epochs, self._engine.get_tokenizer().decode)
 
-    async def pause(self) -> None:
-        """Freeze running requests; they go on after `resume`."""
-        await self._engine.pause_generation(mode="keep", clear_cache=False)
+    async def pause(self, mode: str) -> None:
+        """Run nothing until `resume`: freeze what runs (`keep`), or take it back (`abort`)."""
+        await self._engine.pause_generation(mode=mode, clear_cache=False)
 
     async def resume(self) -> None:
         """Let frozen and new requests run."""
@@ -97,13 +125,14 @@ class Replica:
         """Make the KV of the old weights unreachable, running requests included.
 
         Returns:
-            vLLM's own answer: whether the prefix cache is empty now.
+            vLLM's own answer: whether the caches are empty now.
         """
         await self._engine.reset_mm_cache()
+        await self._engine.reset_encoder_cache()
         return bool(await self._engine.reset_prefix_cache(reset_running_requests=True, reset_connector=True))
 
     async def set_epoch(self, epoch: int) -> None:
-        """A refit completed on the whole fleet."""
+        """What is generated from here on is of this policy epoch."""
         self._epoch = epoch
         if self._spec.speculates:
             await self.call("war_advance_epoch", epoch)
@@ -150,5 +179,10 @@ class Replica:
 
     async def call(self, method: str, *arguments: Any) -> Any:
         """A worker extension method's answer. Every rank is asked; rank 0 is the output rank at PP=1."""
-        answers = await self._engine.collective_rpc(method, args=arguments)
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            answers = await self._engine.collective_rpc(method, args=arguments)
+        except EngineDeadError as error:
+            raise EngineLostError(str(error)) from None
         return answers[0]

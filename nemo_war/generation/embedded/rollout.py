@@ -41,6 +41,7 @@ class Trajectory:
         truncated: a turn ended at its token limit, or there was no room for another.
         error: why generation failed; None otherwise.
         homes: replicas that served it.
+        epochs: policy epochs that it was generated under; more than one is a mixed-policy trajectory.
     """
 
     name: str
@@ -56,9 +57,11 @@ class Trajectory:
     truncated: bool = False
     error: str | None = None
     homes: set[int] = field(default_factory=set)
+    epochs: set[int] = field(default_factory=set)
 
     def append_generated(self, answer: Answer) -> None:
         """Add a turn's tokens."""
+        self.epochs.update(answer.epochs)
         self.tokens += answer.tokens
         self.generated += [True] * len(answer.tokens)
         self.logprobs += answer.logprobs
@@ -171,7 +174,7 @@ class Rollouts:
             TurnRecord(
                 run=which,
                 step=step,
-                epoch=turn.metadata.epoch,
+                epoch=answer.epochs[0] if answer else turn.metadata.epoch,
                 trajectory=trajectory.name,
                 group=trajectory.group,
                 turn=turn.metadata.turn,
@@ -184,6 +187,7 @@ class Rollouts:
                 output_tokens=len(answer.tokens) if answer else 0,
                 finish_reason=answer.finish_reason if answer else "error",
                 error=error,
+                mixed=answer is not None and answer.epochs[0] != answer.epochs[1],
             )
         )
         return answer

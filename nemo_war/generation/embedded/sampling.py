@@ -32,7 +32,9 @@ def params_of(turn: Turn, temperature: float, stop_token_ids: Sequence[int]) -> 
     )
 
 
-def answer_of(output: Any, first_token_s: float, epoch: int, decode: Callable[[list[int]], str]) -> Answer:
+def answer_of(
+    output: Any, first_token_s: float, epochs: tuple[int, int], decode: Callable[[list[int]], str]
+) -> Answer:
     """Read the final `RequestOutput`.
 
     A stop string cuts vLLM's *text*; tokens of the same step after it stay in its
@@ -49,7 +51,7 @@ def answer_of(output: Any, first_token_s: float, epoch: int, decode: Callable[[l
         finish_reason=str(completion.finish_reason),
         cached_tokens=output.num_cached_tokens or 0,
         first_token_s=first_token_s,
-        epoch=epoch,
+        epochs=epochs,
     )
 
 

@@ -35,10 +35,10 @@ class Answer:
     Attributes:
         tokens: generated token ids, the stop token included, nothing after a stop string.
         logprobs: the policy's logprob of each of them.
-        finish_reason: `stop` or `length`.
+        finish_reason: `stop` or `length`; `abort` where it was taken back for a refit.
         cached_tokens: prompt tokens whose KV came from the prefix cache.
         first_token_s: seconds from arrival at the replica to the first token.
-        epoch: policy epoch of the replica when the turn ended.
+        epochs: policy epochs of the replica when the turn began and when it ended.
     """
 
     tokens: tuple[int, ...]
@@ -46,4 +46,4 @@ class Answer:
     finish_reason: str
     cached_tokens: int
     first_token_s: float
-    epoch: int
+    epochs: tuple[int, int]

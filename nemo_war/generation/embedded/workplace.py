@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,24 @@ from nemo_war.generation.embedded.dataset import Dataset, Prompt
 from nemo_war.generation.embedded.engine import EngineSpec
 from nemo_war.generation.embedded.environments import build
 from nemo_war.generation.embedded.environments.interface import Environment
-from nemo_war.generation.embedded.fleet import Fleet, RefitOutcome, Weights
+from nemo_war.generation.embedded.fleet import Fleet, RefitOutcome
 from nemo_war.generation.embedded.rollout import Rollouts, Start, Trajectory
 from nemo_war.generation.embedded.script import Judge, LiveScript, RecordedScript, RecordedTrajectory
+from nemo_war.generation.embedded.weights import Weights
+from nemo_war.generation.refit import Transition
 from nemo_war.routing import policies
 from nemo_war.routing.policy import Policy
 from nemo_war.routing.workload_aware import Options
 from nemo_war.speculative.archive import FOLDER
 from nemo_war.telemetry.log import EventLog
-from nemo_war.telemetry.records import Pass, RefitRecord, ReliabilityRecord, ReplicaRecord, StepRecord
+from nemo_war.telemetry.records import (
+    Pass,
+    RefitRecord,
+    ReliabilityRecord,
+    ReplicaRecord,
+    StepRecord,
+    TransitionRecord,
+)
 
 
 @dataclass
@@ -71,7 +81,17 @@ class Workplace:
             stop_token_ids=tuple(generation.stop_token_ids or ()),
             seed=self.config.grpo.seed,
         )
-        return Fleet(spec, cluster.num_replicas, cluster.cpus_per_replica, generation.war.refit)
+        return Fleet(
+            spec,
+            cluster.num_replicas,
+            cluster.cpus_per_replica,
+            generation.war.refit,
+            generation.war.health,
+            partial(self._note, "war" if war else "stock"),
+        )
+
+    def _note(self, fleet: str, transition: Transition) -> None:
+        self.log.append(TransitionRecord(fleet=fleet, at_s=self.clock(), **asdict(transition)))
 
     def placement(self, mode: str) -> Policy:
         """Placement of a mode: NeMo-RL's round robin for the baseline, as configured for WAR's."""
@@ -134,6 +154,7 @@ class Workplace:
                 seconds=outcome.seconds,
                 transfer_bytes=weights.size,
                 in_flight=outcome.in_flight,
+                fenced=outcome.fenced,
             )
         )
         return outcome
@@ -160,6 +181,7 @@ def step_record(
         output_tokens=sum(map(sum, (each.generated for each in trajectories))),
         truncations=sum(each.truncated for each in trajectories),
         errors=sum(each.error is not None for each in trajectories),
+        mixed=sum(len(each.epochs) > 1 for each in trajectories),
         reward_mean=sum(each.reward for each in trajectories) / max(1, len(trajectories)),
         **more,
     )
@@ -170,21 +192,25 @@ class DraftMeter:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._before: list[dict[str, Any]] = []
+        self._before: dict[int, dict[str, Any]] = {}
 
     async def start(self) -> None:
         """Remember where the counters stand."""
         self._before = await self._fleet.ask("statistics")
 
     async def stop(self, which: Pass, step: int, log: EventLog) -> None:
-        """Record what was added since `start`; stock replicas have nothing to say."""
+        """Record what was added since `start`; stock replicas have nothing to say.
+
+        Of one that was started again meanwhile, only what it did since is known.
+        """
         curves = await self._fleet.ask("reliability")
-        for replica, (before, after) in enumerate(
-            zip(self._before, await self._fleet.ask("statistics"), strict=True)
-        ):
+        for replica, after in (await self._fleet.ask("statistics")).items():
             if after:
+                before = self._before.get(replica, {})
+                if before.get("engine_steps", 0) > after["engine_steps"]:
+                    before = {}
                 held = {key: after[key] for key in ("history_tokens", "history_epochs")}
-                added = {key: after[key] - before[key] for key in after if key not in held}
+                added = {key: after[key] - before.get(key, 0) for key in after if key not in held}
                 log.append(ReplicaRecord(run=which, step=step, replica=replica, **added, **held))
-                for predicted, observed, tokens in curves[replica]:
+                for predicted, observed, tokens in curves.get(replica, ()):
                     log.append(ReliabilityRecord(which, step, replica, predicted, observed, tokens))
