@@ -48,8 +48,9 @@ class Actors:
         """
         self._spec = spec
         self._cpus = cpus_per_replica
-        self._class = replica_class
+        self._class = ray.remote(replica_class)
         self._handles: dict[int, Any] = {}
+        self._up: set[int] = set()
         self._processes: dict[int, set[psutil.Process]] = {}
 
     async def start(self, number: int) -> dict[str, Any]:
@@ -60,32 +61,34 @@ class Actors:
             ReplicaLostError: the actor died.
         """
         environment = process_environment(cores_of(number, self._cpus), self._spec.ranks)
-        self._handles[number] = (
-            ray.remote(self._class)
-            .options(num_cpus=0, max_concurrency=1000, runtime_env={"env_vars": environment})
-            .remote(number, self._spec)
-        )
-        pid = await self.ask(number, "process", timeout_s=_START_TIMEOUT_S)
+        self._handles[number] = self._class.options(
+            num_cpus=0, max_concurrency=1000, runtime_env={"env_vars": environment}
+        ).remote(number, self._spec)
+        pid = await self._ask(number, "process", timeout_s=_START_TIMEOUT_S)
         try:
             actor = psutil.Process(pid)
         except psutil.NoSuchProcess:
             raise ReplicaLostError(number, "died") from None
         self._processes[number] = {actor}
-        facts = await self.ask(number, "start", timeout_s=_START_TIMEOUT_S)
+        facts = await self._ask(number, "start", timeout_s=_START_TIMEOUT_S)
         self._processes[number] |= _family([actor])
+        self._up.add(number)
         return facts
 
     async def ask(self, number: int, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
         """Call a method of a replica; a cancelled call is cancelled there, too.
 
         Raises:
-            ReplicaLostError: it is not running, died meanwhile, or did not answer in time.
+            ReplicaLostError: it has not started, died meanwhile, or did not answer in time.
             Exception: whatever else the method raised.
         """
-        handle = self._handles.get(number)
-        if handle is None:
+        if number not in self._up:
             raise ReplicaLostError(number, "is not running")
-        reference = getattr(handle, method).remote(*arguments)
+        return await self._ask(number, method, *arguments, timeout_s=timeout_s)
+
+    async def _ask(self, number: int, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
+        """The same for one that starts."""
+        reference = getattr(self._handles[number], method).remote(*arguments)
         try:
             async with asyncio.timeout(timeout_s):
                 return await reference
@@ -117,15 +120,17 @@ class Actors:
             number: of the replica.
             patience_s: time to go by themselves, where they were told to.
         """
+        self._up.discard(number)
         handle = self._handles.pop(number, None)
+        processes = _family(self._processes.pop(number, ()))  # before their parent is gone
         if handle is not None:
             ray.kill(handle)
-        await _end(self._processes.pop(number, ()), patience_s)
+        await _end(processes, patience_s)
 
 
 async def _end(processes: Collection[psutil.Process], patience_s: float) -> None:
-    """Wait for processes, and for what they started, to go; kill those that do not."""
-    _, left = await asyncio.to_thread(psutil.wait_procs, _family(processes), patience_s)
+    """Wait for processes to go; kill those that do not."""
+    _, left = await asyncio.to_thread(psutil.wait_procs, processes, patience_s)
     for process in left:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
