@@ -25,22 +25,24 @@ class FakeEngine:
     def __init__(self) -> None:
         self.weights, self.epoch = "start", 0
         self.kv: str | None = None
-        self.going = asyncio.Event()
-        self.going.set()
+        self.going = True
         self.dead = asyncio.Event()
-        self.aborted = asyncio.Event()
+        self.running: set[str] = set()
         self.stale = 0
 
     async def generate(self, turn: Turn) -> Answer:
-        began, tokens = self.epoch, []
+        began, name, tokens = self.epoch, turn.metadata.trajectory, []
+        self.running.add(name)
         while len(tokens) < turn.max_new_tokens:
-            await self.going.wait()
-            if self.aborted.is_set():
+            while not self.going and name in self.running:
+                await asyncio.sleep(TOKEN_S)
+            if name not in self.running:
                 return Answer(tuple(tokens), (), ABORTED, 0, 0.0, (began, self.epoch))
             self.stale += self.kv not in (None, self.weights)
             self.kv = self.weights
             tokens.append(self.epoch)
             await asyncio.sleep(TOKEN_S)
+        self.running.discard(name)
         return Answer(tuple(tokens), (0.0,) * len(tokens), "length", 0, 0.0, (began, self.epoch))
 
 
@@ -52,6 +54,7 @@ class FakeActors:
         asked: (replica, method), how often.
         refuse: (replica, method): so many calls that fail.
         hang: (replica, method): so many calls that are never answered.
+        slow: method: how long a call is on its way.
         broken: replicas that do not start again.
     """
 
@@ -60,6 +63,7 @@ class FakeActors:
         self.asked: Counter[tuple[int, str]] = Counter()
         self.refuse: defaultdict[tuple[int, str], int] = defaultdict(int)
         self.hang: defaultdict[tuple[int, str], int] = defaultdict(int)
+        self.slow: defaultdict[str, float] = defaultdict(lambda: TOKEN_S)
         self.broken: set[int] = set()
         self.start_s = 0.01
 
@@ -110,7 +114,7 @@ class FakeActors:
             await asyncio.Event().wait()
         refused = self.refuse[number, method] > 0
         self.refuse[number, method] -= refused
-        await asyncio.sleep(TOKEN_S)
+        await asyncio.sleep(self.slow[method])
         match method:
             case "generate":
                 return await engine.generate(*arguments)
@@ -126,13 +130,11 @@ class FakeActors:
             case "set_epoch":
                 (engine.epoch,) = arguments
             case "pause":
-                engine.going.clear()
+                engine.going = False
                 if arguments == ("abort",):
-                    engine.aborted.set()
-                    engine.going.set()
+                    engine.running.clear()  # what comes later waits, as in vLLM
             case "resume":
-                engine.aborted.clear()
-                engine.going.set()
+                engine.going = True
             case "ping" | "commit":
                 pass
             case _:

@@ -121,6 +121,18 @@ async def test_a_replica_that_hangs_is_lost_and_its_turns_go_elsewhere(monkeypat
         await on.until_serving(2)
 
 
+async def test_a_replica_that_hangs_is_not_asked_for_a_second_time_before_it_is_started_anew(
+    monkeypatch,
+) -> None:
+    async with job(monkeypatch) as on:
+        on.actors.hang[0, "ping"] = 2
+        await asyncio.sleep(0.15)
+        await on.until_serving(2)
+        assert on.actors.asked[0, "start"] == 2
+        assert on.actors.hang[0, "ping"] == 1, "whatever it takes not to answer would be waited for twice"
+        on.actors.hang[0, "ping"] = 0
+
+
 async def test_a_replica_that_only_fails_to_update_is_fenced_until_it_has(monkeypatch) -> None:
     async with job(monkeypatch) as on:
         on.actors.refuse[0, "load_weights"] = 1
@@ -173,6 +185,16 @@ async def test_turns_in_flight_finish_freeze_or_are_generated_again(monkeypatch,
         assert {answer.epochs for _, answer in answers} == epochs
         assert all(len(answer.tokens) == 30 for _, answer in answers)
         assert on.fleet.retried == (4 if in_flight == "abort" else 0)
+
+
+async def test_a_turn_on_its_way_to_a_replica_is_taken_back_like_those_that_run_there(monkeypatch) -> None:
+    async with job(monkeypatch, in_flight="abort") as on:
+        on.actors.slow["generate"] = 0.05
+        turns = on.turns(4)
+        await asyncio.sleep(0.01)
+        outcome = await on.refit("one")
+        assert (outcome.in_flight, outcome.fenced, on.reasons) == (4, 0, [])
+        assert {answer.epochs for _, answer in await turns} == {(1, 1)}
 
 
 async def test_a_replica_that_dies_while_it_drains_holds_nobody_up(monkeypatch) -> None:

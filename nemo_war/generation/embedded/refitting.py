@@ -97,13 +97,25 @@ class Refitting:
 
     async def _quiet(self, number: int) -> None:
         """Nothing runs there any more, or what runs is frozen."""
-        mode = self._cycle.in_flight
-        if mode != "drain":
-            await self._actors.ask(number, "pause", "keep" if mode == "pause" else "abort")
-        if mode != "pause":
-            async with self._changed:
-                await self._changed.wait_for(lambda: not self._running(number))
+        match self._cycle.in_flight:
+            case "pause":
+                await self._actors.ask(number, "pause", "keep")
+            case "drain":
+                await self._idle(number)
+            case "abort":
+                await self._actors.ask(number, "pause", "abort")
+                # A turn that was on its way then waits there until `resume`; it is taken back, too.
+                while not await self._idle(number, _TICK_S):
+                    await self._actors.ask(number, "pause", "abort")
         self._cycle.quiet(number)
+
+    async def _idle(self, number: int, patience_s: float | None = None) -> bool:
+        """Wait until no turn runs there; False where some still do."""
+        try:
+            async with asyncio.timeout(patience_s), self._changed:
+                return await self._changed.wait_for(lambda: not self._running(number))
+        except TimeoutError:
+            return False
 
     async def _update(self, weights: Weights, number: int) -> None:
         report = await self._actors.ask(number, "load_weights", weights.reference)
