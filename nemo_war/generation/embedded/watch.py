@@ -78,14 +78,14 @@ class Watch:
 
     async def _mind(self, number: int) -> None:
         while True:
-            await self._until_fenced(number)
-            reason = await self._bring_back(number)
+            answers = await self._until_fenced(number)
+            reason = await self._bring_back(number, answers)
             if reason:
                 self._gave_up(number, reason)
                 return
 
-    async def _until_fenced(self, number: int) -> None:
-        """Probe the replica now and then; one that does not answer is lost."""
+    async def _until_fenced(self, number: int) -> bool:
+        """Probe the replica now and then; one that does not answer is lost. Whether it may answer still."""
         fence = self._fences[number]
         while not fence.is_set():
             try:
@@ -96,14 +96,17 @@ class Watch:
                     await self._actors.ask(number, "ping", timeout_s=self._health.probe_timeout_s)
                 except ReplicaLostError as error:
                     self._lost(number, error.reason)
+                    return False
+        return True
 
-    async def _bring_back(self, number: int) -> str:
+    async def _bring_back(self, number: int, answers: bool) -> str:
         """Until it serves; why not, where that was tried as often as it may be."""
         reason = "is lost again and again"
         while self._failures[number] < self._health.max_restarts:
             self._failures[number] += 1
-            if await self._answers(number) and await self._rejoin(number):
+            if answers and await self._answers(number) and await self._rejoin(number):
                 return ""
+            answers = True
             await self._actors.kill(number)
             try:
                 await self._actors.start(number)
