@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import contextlib
 import hashlib
@@ -21,10 +20,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from interfaces import interfaces
 
 from nemo_war.config import HistoryConfig, SpeculativeConfig, WarConfig
 from nemo_war.generation.embedded.engine import EngineSpec
-from nemo_war.generation.embedded.replica import Replica
+from nemo_war.generation.embedded.replica import EngineLostError, Replica
 from nemo_war.generation.embedded.turn import Answer, Turn
 from nemo_war.metadata import TurnMetadata
 from tools.chaos_bench import faults
@@ -492,18 +492,18 @@ async def test_an_engine_that_breaks_fails_every_call_from_then_on(folder: Path)
         going = [asyncio.ensure_future(made.generate(turn(name, tokens=300))) for name in "ab"]
         await running(made, 2)
         faults.order(folder, 0, break_at="step", after=3)
-        for each in going:
-            with pytest.raises(EngineDeadError):
-                await each
+        outcomes = await asyncio.gather(*going, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [EngineLostError] * 2
         assert made._engine.errored
         for call in (
             made.generate(turn()),
             made.pause("keep"),
+            made.resume(),
             made.reset_caches(),
             made.statistics(),
             refit(made),
         ):
-            with pytest.raises(EngineDeadError):
+            with pytest.raises(EngineLostError):
                 await call
         with pytest.raises(EngineDeadError):
             await made._engine.check_health()
@@ -567,7 +567,7 @@ CHILD = """
 import asyncio, mmap, sys
 import numpy as np
 from nemo_war.generation.embedded.engine import EngineSpec
-from nemo_war.generation.embedded.replica import Replica
+from nemo_war.generation.embedded.replica import EngineLostError, Replica
 from nemo_war.generation.embedded.turn import Turn
 from nemo_war.metadata import TurnMetadata
 
@@ -626,65 +626,39 @@ def test_a_process_that_froze_goes_on_when_it_is_told_to(folder: Path) -> None:
 # As vLLM has it
 
 
+CLASSES = [
+    ("v1/engine/async_llm.py", "v1/engine/async_llm.py", "AsyncLLM"),
+    ("engine/arg_utils.py", "engine/arg_utils.py", "EngineArgs"),
+    ("sampling_params.py", "sampling_params.py", "SamplingParams"),
+    ("outputs.py", "outputs.py", "RequestOutput"),
+    ("outputs.py", "outputs.py", "CompletionOutput"),
+    ("v1/engine/exceptions.py", "v1/engine/exceptions.py", "EngineDeadError"),
+    ("v1/worker/model_runner.py", "v1/worker/gpu_model_runner.py", "ModelRunner"),
+    ("v1/worker/input_batch.py", "v1/worker/gpu_input_batch.py", "CachedRequestState"),
+    ("platforms.py", "platforms/interface.py", "Platform"),
+]
+"""Paths in the fake one and in vLLM, and the end of a class's name."""
+OWN = {
+    "AsyncLLM": {"from_engine_args"},  # which has more parameters there
+    "ModelRunner": {"execute_model", "drafts", "_drafter"},
+    "SamplingParams": {"of_engine", "eos_token_id", "all_stop_token_ids"},
+    "CachedRequestState": {"append", "context", "seed", "tokens"},
+}
+"""Members that only the fake has."""
+
+
 @pytest.mark.skipif(REAL is None, reason="vLLM is not installed here")
-@pytest.mark.parametrize(
-    ("path", "real_path", "name"),
-    [
-        ("v1/engine/async_llm.py", "v1/engine/async_llm.py", "AsyncLLM"),
-        ("engine/arg_utils.py", "engine/arg_utils.py", "EngineArgs"),
-        ("sampling_params.py", "sampling_params.py", "SamplingParams"),
-        ("outputs.py", "outputs.py", "RequestOutput"),
-        ("outputs.py", "outputs.py", "CompletionOutput"),
-        ("v1/engine/exceptions.py", "v1/engine/exceptions.py", "EngineDeadError"),
-        ("v1/worker/model_runner.py", "v1/worker/gpu_model_runner.py", "ModelRunner"),
-        ("v1/worker/input_batch.py", "v1/worker/gpu_input_batch.py", "CachedRequestState"),
-        ("platforms.py", "platforms/interface.py", "Platform"),
-    ],
-)
-def test_what_a_client_can_use_is_there_in_vllm(path: str, real_path: str, name: str) -> None:
+def test_what_a_client_can_use_is_there_in_vllm() -> None:
     """Read, not imported: vLLM takes seconds to import."""
     assert REAL is not None
     assert REAL.origin is not None
-    fake = interface(faults.FAKE / "vllm" / path, name)
-    real = interface(Path(REAL.origin).parent / real_path, name)
-    own = {
-        "AsyncLLM": {"from_engine_args"},  # which has more parameters there
-        "ModelRunner": {"execute_model", "drafts", "_drafter"},
-        "SamplingParams": {"of_engine", "eos_token_id", "all_stop_token_ids"},
-        "CachedRequestState": {"append", "context", "seed", "tokens"},
-    }
-    missing = {
-        f"{member}({', '.join(sorted(parameters - real.get(member, set())))})"
+    vllm = Path(REAL.origin).parent
+    fakes = interfaces((faults.FAKE / "vllm" / path, name) for path, _, name in CLASSES)
+    reals = interfaces((vllm / path, name) for _, path, name in CLASSES)
+    missing = [
+        f"{name}.{member}({', '.join(parameters)})"
+        for (_, _, name), fake, real in zip(CLASSES, fakes, reals, strict=True)
         for member, parameters in fake.items()
-        if member not in own.get(name, set()) and (member not in real or parameters - real[member])
-    }
+        if member not in OWN.get(name, set()) and (member not in real or set(parameters) - set(real[member]))
+    ]
     assert not missing
-
-
-def interface(path: Path, ending: str) -> dict[str, set[str]]:
-    """Public members of a class, by the end of its name, and the parameters of those that are methods."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ClassDef) and node.name.endswith(ending):
-            break
-    else:
-        raise AssertionError(f"{path} has no {ending}")
-    members: dict[str, set[str]] = {}
-    for each in node.body:
-        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
-            parameters = {argument.arg for argument in (*each.args.args, *each.args.kwonlyargs)}
-            members |= {name: set() for name in attributes(each)} | {each.name: parameters - {"self", "cls"}}
-        elif isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
-            members[each.target.id] = set()
-    return {name: parameters for name, parameters in members.items() if not name.startswith("_")}
-
-
-def attributes(method: ast.AST) -> set[str]:
-    """What a method sets on its object."""
-    return {
-        node.attr
-        for node in ast.walk(method)
-        if isinstance(node, ast.Attribute)
-        and isinstance(node.ctx, ast.Store)
-        and isinstance(node.value, ast.Name)
-        and node.value.id == "self"
-    }

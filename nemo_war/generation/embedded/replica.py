@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import uuid
+from collections.abc import Iterator
 from typing import Any
 
 from nemo_war.generation.embedded import sampling
@@ -23,8 +25,8 @@ class EngineLostError(RuntimeError):
 class Replica:
     """The actor's body; `actors` wraps it with `ray.remote`.
 
-    Every method but `start` needs a started engine. Methods that change weights or
-    caches are called by the fleet's refit only.
+    Every method but `start` needs a started engine, and raises EngineLostError where that
+    is dead. Methods that change weights or caches are called by the fleet's refit only.
     """
 
     def __init__(self, number: int, spec: EngineSpec) -> None:
@@ -74,12 +76,8 @@ class Replica:
         Raises:
             EngineLostError: the engine died.
         """
-        from vllm.v1.engine.exceptions import EngineDeadError
-
-        try:
+        with _telling_of_loss():
             return await self._generate(turn)
-        except EngineDeadError as error:
-            raise EngineLostError(str(error)) from None
 
     async def _generate(self, turn: Turn) -> Answer:
         spec, epoch = self._spec, self._epoch
@@ -98,11 +96,13 @@ class Replica:
 
     async def pause(self, mode: str) -> None:
         """Run nothing until `resume`: freeze what runs (`keep`), or take it back (`abort`)."""
-        await self._engine.pause_generation(mode=mode, clear_cache=False)
+        with _telling_of_loss():
+            await self._engine.pause_generation(mode=mode, clear_cache=False)
 
     async def resume(self) -> None:
         """Let frozen and new requests run."""
-        await self._engine.resume_generation()
+        with _telling_of_loss():
+            await self._engine.resume_generation()
 
     async def load_weights(self, blob: Any) -> dict[str, Any]:
         """Load weights into the engine.
@@ -127,9 +127,11 @@ class Replica:
         Returns:
             vLLM's own answer: whether the caches are empty now.
         """
-        await self._engine.reset_mm_cache()
-        await self._engine.reset_encoder_cache()
-        return bool(await self._engine.reset_prefix_cache(reset_running_requests=True, reset_connector=True))
+        engine = self._engine
+        with _telling_of_loss():
+            await engine.reset_mm_cache()
+            await engine.reset_encoder_cache()
+            return bool(await engine.reset_prefix_cache(reset_running_requests=True, reset_connector=True))
 
     async def set_epoch(self, epoch: int) -> None:
         """What is generated from here on is of this policy epoch."""
@@ -179,10 +181,16 @@ class Replica:
 
     async def call(self, method: str, *arguments: Any) -> Any:
         """A worker extension method's answer. Every rank is asked; rank 0 is the output rank at PP=1."""
-        from vllm.v1.engine.exceptions import EngineDeadError
+        with _telling_of_loss():
+            return (await self._engine.collective_rpc(method, args=arguments))[0]
 
-        try:
-            answers = await self._engine.collective_rpc(method, args=arguments)
-        except EngineDeadError as error:
-            raise EngineLostError(str(error)) from None
-        return answers[0]
+
+@contextlib.contextmanager
+def _telling_of_loss() -> Iterator[None]:
+    """vLLM's own error as ours: whoever unpickles an error of vLLM's imports vLLM, which takes seconds."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    try:
+        yield
+    except EngineDeadError as error:
+        raise EngineLostError(str(error)) from None
