@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -55,7 +57,8 @@ def run(config: RunConfig, *, compare: bool, run_dir: Path | None) -> int:
     stage(f"this run's folder is {folder}")
     model = resolve(config.policy.model_name, stage)
     try:
-        asyncio.run(_job(config, model, folder, compare))
+        with contextlib.redirect_stdout(sys.stderr):  # Ray prints each process that dies to where results go
+            asyncio.run(_job(config, model, folder, compare))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     except RefitError as error:
