@@ -71,10 +71,7 @@ def order(folder: Path | str, replica: int, **given: Any) -> None:
     Raises:
         ValueError: there is no such order.
     """
-    known = {"step_ms", "slow", "after", *_ENDS, *_COUNTED}
-    unknown = [key for key in given if key not in known and not key.startswith("fail_")]
-    if unknown:
-        raise ValueError(f"no such order: {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+    _check(given)
 
     def add(orders: dict[str, Any]) -> None:
         orders |= given
@@ -82,6 +79,21 @@ def order(folder: Path | str, replica: int, **given: Any) -> None:
             del orders[key]
 
     _change(_file(folder, replica), add)
+
+
+def renew(folder: Path | str, replica: int, **given: Any) -> None:
+    """Give a replica these orders and no others, and forget what has happened to it.
+
+    Raises:
+        ValueError: there is no such order.
+    """
+    _check(given)
+
+    def replace(orders: dict[str, Any]) -> None:
+        orders.clear()
+        orders |= given
+
+    _change(_file(folder, replica), replace)
 
 
 def orders(folder: Path | str, replica: int) -> dict[str, Any]:
@@ -182,6 +194,13 @@ class Faults:
     def _change(self, change: Callable[[dict[str, Any]], bool]) -> bool:
         assert self._path is not None
         return _change(self._path, change)
+
+
+def _check(given: dict[str, Any]) -> None:
+    known = {"step_ms", "slow", "after", *_ENDS, *_COUNTED}
+    unknown = [key for key in given if key not in known and not key.startswith("fail_")]
+    if unknown:
+        raise ValueError(f"no such order: {', '.join(unknown)}; there are {', '.join(sorted(known))}")
 
 
 def _file(folder: Path | str, replica: int) -> Path:

@@ -35,8 +35,6 @@ _TICK_S = 0.1
 """How often a refit looks for a replica to begin with, where all are lost."""
 _START = "start"
 """Name of the weights that all replicas start with."""
-_MAX_LOSSES = 3
-"""Replicas that one turn may be lost on: a request that kills engines must not kill them all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +58,8 @@ class Fleet:
 
     replica_class: type = Replica
     """What each actor runs; a test may put a misbehaving one here."""
+    max_losses: int = 3
+    """Replicas that one turn may be lost on: a request that kills engines must not kill them all."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class Fleet:
             except ReplicaLostError as error:
                 self._cycle.fence(placement.replica, error.reason)
                 losses += 1
-                if losses == _MAX_LOSSES:
+                if losses == self.max_losses:
                     raise
             finally:
                 dispatcher.finish(placement.ticket, outcome)
