@@ -154,9 +154,11 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from nemo_war.generation.embedded.config import RunConfig
+    from nemo_war.generation.embedded.protection import protect_ray
 
-    # Before the job's own imports: a wrong key should not take seconds to be found.
+    # Before the job's own imports: a wrong key is found at once, and Ray is to know its token.
     config = RunConfig.load(arguments.config, arguments.overrides)
+    protect_ray()
     from nemo_war.generation.embedded.job import run
 
     if not arguments.json:
