@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from nemo_war.errors import UserError
 
 
 class RefitExtension:
@@ -97,6 +100,18 @@ class WarExtension(RefitExtension):
         """Learn from the history of an earlier run; return how many trajectories it had."""
         return self.model_runner.drafter.restore(path, empty_if_damaged)
 
+    def war_save_state(self, stem: str) -> str | None:
+        """Write all that the drafter learned into files of this stem; only the rank that drafts has any.
+
+        Returns:
+            Why they could not be written: of an exception vLLM would pass on no more than its text.
+        """
+        return _reason(self.model_runner.drafter.save_learned, stem)
+
+    def war_restore_state(self, stem: str) -> str | None:
+        """Go on with what `war_save_state` wrote; return why that is not possible."""
+        return _reason(self.model_runner.drafter.restore_learned, stem)
+
     def war_reliability(self) -> list[tuple[float, float, int]]:
         """(mean prediction, observed acceptance, draft tokens) by decile of the prediction."""
         return self.model_runner.drafter.history.reliability()
@@ -104,3 +119,12 @@ class WarExtension(RefitExtension):
     def war_clear_history(self) -> None:
         """Start from an empty history."""
         self.model_runner.drafter.clear_history()
+
+
+def _reason(act: Callable[[str], None], stem: str) -> str | None:
+    """Why acting on files failed, where that is for the user to mend."""
+    try:
+        act(stem)
+    except (OSError, UserError) as error:
+        return str(error)
+    return None

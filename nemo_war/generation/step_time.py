@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nemo_war.config import StepTimePrior
+from nemo_war.snapshot import State
 
 HINGES = (64, 512)
 """Tokens per step from which another one costs more: where accelerators leave the flat part."""
@@ -41,6 +42,8 @@ _EAGER_STEPS, _SOLVE_EVERY = 64, 4
 """Solving costs 0.1 ms of the engine's own thread, and once a belief has formed one step moves it little."""
 _LEAST_MS = 0.05
 """No engine step is faster; a clock that did not move must not weigh infinitely."""
+_ROUNDING = 1e-9
+"""Relative error of a sum of squares that long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,31 @@ class StepTimeModel:
         self.steps += 1
         if self.steps <= _EAGER_STEPS or self.steps % _SOLVE_EVERY == 0:
             self.coefficients = _solve(self._gram + self._prior_gram, self._moment + self._prior_moment)
+
+    def state(self) -> State:
+        """What was learned; the prior is the configuration's."""
+        return State(
+            {
+                "coefficients": self.coefficients.copy(),
+                "gram": self._gram.copy(),
+                "moment": self._moment.copy(),
+                "steps": np.array(self.steps, np.int64),
+            }
+        )
+
+    def restore(self, state: State) -> None:
+        """Go on with what a state learned.
+
+        Raises:
+            ValueError: it is no state of such a model, and nothing was changed.
+        """
+        coefficients, moment = (state.array(name, self.coefficients) for name in ("coefficients", "moment"))
+        gram = state.array("gram", self._gram)
+        steps = state.array("steps", np.array(0, np.int64))
+        if not (gram == gram.T).all() or np.linalg.eigvalsh(gram)[0] < -_ROUNDING * gram.trace():
+            raise ValueError("gram is no sum of squares")
+        self.coefficients, self._gram, self._moment = coefficients, gram, moment
+        self.steps = int(steps)
 
 
 def _more_beyond(hinge: int, present: int, added: np.ndarray) -> np.ndarray:

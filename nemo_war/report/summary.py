@@ -26,6 +26,7 @@ from nemo_war.telemetry.records import (
     RefitRecord,
     ReliabilityRecord,
     ReplicaRecord,
+    ResumeRecord,
     StepRecord,
     TransitionRecord,
     TurnRecord,
@@ -53,6 +54,7 @@ class PassRecords:
     steps: tuple[StepRecord, ...]
     refits: tuple[RefitRecord, ...]
     reliability: tuple[ReliabilityRecord, ...] = ()
+    resumes: tuple[ResumeRecord, ...] = ()
 
     @classmethod
     def of(cls, run: Pass, records: Sequence[Record]) -> PassRecords:
@@ -64,6 +66,7 @@ class PassRecords:
             steps=tuple(r for r in records if isinstance(r, StepRecord)),
             refits=tuple(r for r in records if isinstance(r, RefitRecord)),
             reliability=tuple(r for r in records if isinstance(r, ReliabilityRecord)),
+            resumes=tuple(r for r in records if isinstance(r, ResumeRecord)),
         )
 
     @property
@@ -119,6 +122,7 @@ def summarize(records: Iterable[Record], damage: Sequence[str] = ()) -> Json:
         "history": _history(passes),
         "reliability": _reliability(passes),
         "ab": _alternation(live),
+        "resumed": next((_resumed(resume) for p in live for resume in p.resumes), None),
         "notes": [*notes, *set_aside],
         "damage": list(damage),
     }
@@ -379,6 +383,15 @@ def _refit(refit: RefitRecord) -> Json:
         "replicas": refit.replicas,
         "kv_reset_ok": refit.kv_reset_ok,
         "seconds": refit.seconds,
+    }
+
+
+def _resumed(resume: ResumeRecord) -> Json:
+    return {
+        "steps_before": resume.step,
+        "epoch": resume.epoch,
+        "weights_digest": resume.weights_digest,
+        "checkpoint": resume.checkpoint,
     }
 
 

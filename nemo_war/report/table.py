@@ -221,6 +221,9 @@ def facts(summary: Figures) -> Iterator[Text]:
         yield Text(
             f"In-job A/B (different text, no claim): {on} output tokens/s with WAR on, {off} with it off"
         )
+    if resumed := summary["resumed"]:
+        before = _count(resumed["steps_before"], "step")
+        yield Text(f"Resumed after {before} that an earlier process did; the figures are of this one's steps")
     if errors := sum(figures["draft_errors"] for figures in summary["modes"].values()):
         yield Text(
             f"Drafting failed {_number(errors)} times a pass; plain decoding took over", style="yellow"

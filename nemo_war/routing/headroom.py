@@ -8,6 +8,10 @@ it is measured: the time that goes into computing again what had been computed.
 
 from __future__ import annotations
 
+import numpy as np
+
+from nemo_war.snapshot import State
+
 _WINDOW_STEPS = 1000
 """Engine steps in whose time it is measured before the room is changed."""
 _BEARABLE = 0.1
@@ -50,3 +54,15 @@ class Headroom:
             excess = self._lost_s / (replicas * elapsed) - _BEARABLE
             self.share = min(_MOST, max(0.0, self.share + _GAIN * excess))
             self._since, self._lost_s = now, 0.0
+
+    def state(self) -> State:
+        """What was learned; a measurement that is not over is not."""
+        return State({"share": np.array(self.share)})
+
+    def restore(self, state: State) -> None:
+        """Go on with what a state learned.
+
+        Raises:
+            ValueError: it is no state of headroom, and nothing was changed.
+        """
+        self.share = float(state.array("share", np.array(0.0), most=_MOST))

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from nemo_war.routing.facts import Books, Outcome, ReplicaFacts, Waiting
+from nemo_war.snapshot import State
 
 
 class Policy(ABC):
@@ -53,6 +54,17 @@ class Policy(ABC):
 
     def lost(self, replica: int) -> None:  # noqa: B027
         """The replica died or was restarted: what it held is gone."""
+
+    def state(self) -> State | None:
+        """What was learned that holds for trajectories to come; None from one that learns nothing."""
+        return None
+
+    def restore(self, state: State) -> None:  # noqa: B027
+        """Go on with what a state of the same policy learned.
+
+        Raises:
+            ValueError: it is none.
+        """
 
     def _least(self, candidates: Sequence[int], load: Callable[[int], float | tuple[float, ...]]) -> int:
         """One of the least loaded. Ties go at random: a fixed order would send every quiet moment to one."""

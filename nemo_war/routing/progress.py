@@ -20,6 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nemo_war.snapshot import State
+
 _TURNS = 256
 """Numbers of turns done that are told apart; beyond, a trajectory counts as one that has done so many."""
 _MEMORY = 4096
@@ -36,6 +38,8 @@ _GROUP_PRIOR = 8.0
 """Ends after which a group's own hazards count as much as those of all."""
 _OWN_PRIOR = 8.0
 """Turns after which a trajectory's own outputs do."""
+_MOST_COUNTED = 1e15
+"""No count is larger; sums of such are exact."""
 _FIRST_GUESS = 100.0
 """Output tokens of a turn, before any turn was answered."""
 
@@ -125,6 +129,20 @@ class _Lives:
                 return float(turns)
         return float(_TURNS)
 
+    def state(self) -> State:
+        """The counts; what follows from them is computed anew."""
+        return State({"ended": self._ended.copy(), "went_on": self._went_on.copy()})
+
+    def restore(self, state: State) -> None:
+        """Go on with the counts of a state.
+
+        Raises:
+            ValueError: they are not such counts, and nothing was changed.
+        """
+        ended = state.array("ended", self._ended, most=_MEMORY)
+        went_on = state.array("went_on", self._went_on, most=_MOST_COUNTED)
+        self._ended, self._went_on, self._changes = ended, went_on, _STALE
+
     def _refresh(self) -> None:
         if self._changes < _STALE:
             return
@@ -191,6 +209,36 @@ class Progress:
         live = self._live.get(trajectory, _UNKNOWN)
         turns = self._lives.quantile(live.turns, self._frailty(group, live), quantile)
         return Remaining(turns, turns * self._tokens_per_turn(live))
+
+    def state(self) -> State:
+        """What was learned. Of live trajectories that is how far they got, and neither names nor places."""
+        groups = self._groups.values()
+        own = State(
+            {
+                "totals": np.array([self._turns, self._output_tokens]),
+                "group_ended": np.array([group.ended for group in groups], np.int64),
+                "group_expected": np.array([group.expected for group in groups], np.float64),
+            },
+            {"groups": tuple(self._groups)},
+        )
+        return State.join({"all": own, "lives": self._lives.state()})
+
+    def restore(self, state: State) -> None:
+        """Go on with what a state learned.
+
+        Raises:
+            ValueError: it is no state of progress, and nothing was changed.
+        """
+        own, lives = state.part("all"), _Lives()
+        names = own.texts.get("groups", ())
+        if len(names) > _GROUPS or len(set(names)) < len(names):
+            raise ValueError("groups are too many, or one is there twice")
+        turns, output_tokens = own.array("totals", np.zeros(2), _MOST_COUNTED).tolist()
+        ended = own.array("group_ended", np.zeros(len(names), np.int64), _MOST_COUNTED).tolist()
+        expected = own.array("group_expected", np.zeros(len(names)), _MOST_COUNTED).tolist()
+        lives.restore(state.part("lives"))
+        self._lives, self._turns, self._output_tokens = lives, turns, output_tokens
+        self._groups = dict(zip(names, map(_Group, ended, expected), strict=True))
 
     def _tokens_per_turn(self, live: _Live) -> float:
         of_all = self._output_tokens / self._turns if self._turns else _FIRST_GUESS

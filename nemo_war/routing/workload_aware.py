@@ -31,6 +31,7 @@ from nemo_war.routing.policy import Policy
 from nemo_war.routing.prefix_index import Lease, PrefixIndex
 from nemo_war.routing.progress import Progress, Remaining
 from nemo_war.routing.siblings import Siblings
+from nemo_war.snapshot import State
 
 _TAIL = 0.1
 """Part of a step's trajectories that are its tail: what is still live then, the step waits for."""
@@ -211,6 +212,20 @@ class WorkloadAware(Policy):
     def withdrawn(self, ticket: int) -> None:
         """The turn was taken out of the queue."""
         self._waiting.pop(ticket, None)
+
+    def state(self) -> State:
+        """How long trajectories live, and how much room they need to grow."""
+        parts = {"progress": self._progress.state(), "headroom": self._admission.headroom.state()}
+        return State.join(parts)
+
+    def restore(self, state: State) -> None:
+        """Go on with what a state learned.
+
+        Raises:
+            ValueError: it is no state of this policy.
+        """
+        self._progress.restore(state.part("progress"))
+        self._admission.headroom.restore(state.part("headroom"))
 
     def _course(self, waiting: Waiting) -> _Course:
         course = self._waiting.get(waiting.ticket)

@@ -1,16 +1,13 @@
 """Token sequences outside of a history: as arrays between replicas, and as a file.
 
-The file is one line naming format and version, one line with the BLAKE2b digest of
-all that follows, one line of JSON (names, groups, epochs, lengths), the tokens as
-little-endian int32 and a bit for each that was sampled. Nothing in it is executed or unpickled.
+The file is a checked one (see `checked_file`): one line of JSON (names, groups, epochs,
+lengths), the tokens as little-endian int32 and a bit for each that was sampled.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,10 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nemo_war import checked_file
+from nemo_war.checked_file import Kind
 from nemo_war.errors import UserError
 
-MAGIC = b"nemo_war suffix history "
-VERSION = b"1"
+KIND = Kind("suffix history", 1, wanted="name a file that `save` wrote", remedy="delete it to start empty")
 FOLDER = "history"
 """Where a run keeps its histories, below its own folder."""
 SUFFIX = ".suffixes"
@@ -143,27 +141,7 @@ def write_archive(path: str, sequences: Sequences) -> None:
     }
     body = json.dumps(header).encode() + b"\n" + sequences.tokens.astype("<i4").tobytes()
     body += np.packbits(sequences.sampled).tobytes()
-    digest = hashlib.blake2b(body).hexdigest().encode()
-    target = Path(path)
-    handle, draft = tempfile.mkstemp(dir=target.parent, prefix=target.name + ".")  # mkstemp: mode 0600
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(MAGIC + VERSION + b"\n" + digest + b"\n" + body)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, target)
-    except BaseException:
-        Path(draft).unlink(missing_ok=True)
-        raise
-    _sync_folder(target.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    checked_file.write(Path(path), KIND, body)
 
 
 def read_archive(path: str) -> Sequences:
@@ -172,26 +150,10 @@ def read_archive(path: str) -> Sequences:
     Raises:
         UserError: the file cannot be read, is of another kind or version, or is damaged.
     """
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise UserError(f"suffix history {path}: {error.strerror}; name a file that `save` wrote") from None
-    first, _, rest = content.partition(b"\n")
-    if not first.startswith(MAGIC):
-        raise UserError(f"suffix history {path}: not a suffix history; name a file that `save` wrote")
-    if first != MAGIC + VERSION:
-        found = first[len(MAGIC) :][:16].decode(errors="replace")
-        raise UserError(
-            f"suffix history {path}: format {found}, this version reads {VERSION.decode()}; "
-            "start without it or use the version that wrote it"
-        )
-    digest, _, body = rest.partition(b"\n")
-    if digest != hashlib.blake2b(body).hexdigest().encode():
-        raise UserError(f"suffix history {path}: damaged, its checksum is wrong; delete it to start empty")
-    return _parse(path, body)
+    return _parse(Path(path), checked_file.read(Path(path), KIND))
 
 
-def _parse(path: str, body: bytes) -> Sequences:
+def _parse(path: Path, body: bytes) -> Sequences:
     head, _, data = body.partition(b"\n")
     try:
         header = json.loads(head)
@@ -217,4 +179,4 @@ def _parse(path: str, body: bytes) -> Sequences:
             trajectories=trajectories,
         )
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise UserError(f"suffix history {path}: malformed ({error}); delete it to start empty") from None
+        raise KIND.malformed(path, error) from None

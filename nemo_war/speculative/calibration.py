@@ -26,6 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nemo_war.kernel import kernel
+from nemo_war.snapshot import State
 
 # Kinds of places: the trajectory's own tokens, a sibling's, another's. GIVEN is added for tokens that
 # no model sampled (prompts, tool results), RECOVERING while a place is followed past a token that differed.
@@ -104,6 +105,30 @@ def soften(calibration: Calibration) -> None:
 def reliability(calibration: Calibration) -> list[tuple[float, float, int]]:
     """(mean prediction, observed rate, draft tokens) for each decile of predictions that occurred."""
     return [(float(p / n), float(hits / n), int(n)) for p, hits, n in calibration.reliability if n > 0]
+
+
+def state(calibration: Calibration) -> State:
+    """The tables as they are now."""
+    return State({name: table.copy() for name, table in calibration._asdict().items()})
+
+
+def restore(calibration: Calibration, state: State) -> None:
+    """Go on with the tables of a state.
+
+    Raises:
+        ValueError: they are not such tables, and nothing was changed.
+    """
+    found = Calibration(*(state.array(name, table) for name, table in calibration._asdict().items()))
+    if not (found.trust[..., 1] > 0).all():
+        raise ValueError("trust has a cell without trials")  # kernels divide by them
+    for name, table in found._asdict().items():
+        successes, trials = table[..., -2], table[..., -1]
+        if not (successes <= trials).all():
+            raise ValueError(f"{name} has more successes than trials")
+        if name != "reliability" and not (trials <= LIMIT + 1).all():
+            raise ValueError(f"{name} has more trials than are counted")
+    for table, values in zip(calibration, found, strict=True):
+        table[...] = values
 
 
 @kernel

@@ -24,6 +24,7 @@ from nemo_war.speculative.archive import (
     Sequence,
     Sequences,
     as_restored,
+    read_archive,
     read_archives,
     write_archive,
 )
@@ -116,6 +117,12 @@ class SuffixHistory:
         Returns:
             A slot for the other calls, or -1 (which they all ignore) if `max_live` turns run.
         """
+        return self._begin(trajectory, group, epoch, tokens, learn, shareable=len(tokens))
+
+    def _begin(
+        self, trajectory: str, group: str, epoch: int, tokens: np.ndarray, learn: bool, shareable: int
+    ) -> int:
+        """As `begin`; a new trajectory shares pages of others within its first `shareable` tokens only."""
         tokens = np.array(tokens, np.int32)  # a copy, since kernels are not compiled for read-only arrays
         known = self._retention.get(trajectory)
         is_new = known is None
@@ -124,7 +131,7 @@ class SuffixHistory:
         if known.slot == pages.NONE and not self._enter(known, is_new=is_new):
             return pages.NONE
         known.epoch = max(epoch, known.epoch)
-        shared = self._store(known, tokens)
+        shared = self._store(known, tokens, shareable)
         self._reset_slot(known, tokens, shared, complete=known.stored == len(tokens))
         return known.slot
 
@@ -241,6 +248,9 @@ class SuffixHistory:
     def import_sequences(self, sequences: Sequences) -> int:
         """Learn trajectories of another history, except live ones and those known at least as far.
 
+        As there, what a model sampled is stored for each trajectory that said it: how many did is
+        what a vote counts, and what its calibration has learned from.
+
         Returns:
             How many were taken in.
         """
@@ -249,7 +259,8 @@ class SuffixHistory:
             known = self._retention.get(each.trajectory)
             if known is not None and (known.slot != pages.NONE or known.stored >= len(each.tokens)):
                 continue
-            slot = self.begin(each.trajectory, each.group, each.epoch, each.tokens)
+            given = int(np.argmax(each.sampled)) if each.sampled.any() else len(each.tokens)
+            slot = self._begin(each.trajectory, each.group, each.epoch, each.tokens, True, shareable=given)
             if slot != pages.NONE:
                 tail, stored = self._end_of(self._in_slot[slot])
                 pages.mark_sampled(self._arena, tail, np.array(each.sampled[:stored], bool))
@@ -277,12 +288,25 @@ class SuffixHistory:
                 another model's. Nothing was taken in then.
         """
         sequences = read_archives(Path(path))
-        if sequences.tokens.min(initial=0) < 0 or sequences.tokens.max(initial=0) >= vocabulary:
-            raise UserError(
-                f"suffix history {path}: it has tokens beyond this model's vocabulary of {vocabulary}; "
-                "name one that was kept with this model"
-            )
+        _check_vocabulary(path, sequences, vocabulary)
         return self.import_sequences(as_restored(sequences, epoch))
+
+    def restore(self, path: str, vocabulary: int) -> int:
+        """Take in the sequences of a file as this run's own: names and epochs stay as they are.
+
+        Args:
+            path: a file that `save` wrote.
+            vocabulary: see `load`.
+
+        Returns:
+            How many were taken in.
+
+        Raises:
+            UserError: see `load`. Nothing was taken in then.
+        """
+        sequences = read_archive(path)
+        _check_vocabulary(path, sequences, vocabulary)
+        return self.import_sequences(sequences)
 
     def check_integrity(self) -> None:
         """Raise AssertionError, with the reason, if the structures contradict each other."""
@@ -329,12 +353,14 @@ class SuffixHistory:
         known.tail, known.stored = int(state[suffixes.TAIL]), int(state[suffixes.STORED])
         known.form = int(state[suffixes.FORM])
 
-    def _store(self, known: Trajectory, tokens: np.ndarray) -> int:
+    def _store(self, known: Trajectory, tokens: np.ndarray, shareable: int) -> int:
         """Make the stored tokens of a live trajectory equal `tokens` as far as there is room."""
         self._read_slot(known)
         if known.stored == 0:
             known.tail = int(
-                pages.share(self._arena, tokens, known.row, known.kin_id, known.epoch, not known.learn)
+                pages.share(
+                    self._arena, tokens[:shareable], known.row, known.kin_id, known.epoch, not known.learn
+                )
             )
             known.stored = (
                 0 if known.tail < 0 else (int(self._arena.pages[known.tail, pages.DEPTH]) + 1) * pages.PAGE
@@ -419,6 +445,14 @@ class SuffixHistory:
     def _remove(self, known: Trajectory) -> None:
         pages.release(self._arena, known.tail)
         self._retention.remove(known)
+
+
+def _check_vocabulary(path: str, sequences: Sequences, vocabulary: int) -> None:
+    if sequences.tokens.min(initial=0) < 0 or sequences.tokens.max(initial=0) >= vocabulary:
+        raise UserError(
+            f"suffix history {path}: it has tokens beyond this model's vocabulary of {vocabulary}; "
+            "name one that was kept with this model"
+        )
 
 
 def warm_up() -> None:

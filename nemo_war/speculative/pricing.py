@@ -25,6 +25,7 @@ from __future__ import annotations
 import numpy as np
 
 from nemo_war.generation.step_time import StepLoad, StepTimeModel
+from nemo_war.snapshot import State
 
 _MARGIN_ON, _MARGIN_OFF = 1.05, 1.1
 """Goodput that drafting must promise, against none, while it is on and while it is off. A step that is longer
@@ -112,6 +113,27 @@ class DraftPricer:
             return
         self._promised = _TRUST_MEMORY * self._promised + self._promise
         self._kept = _TRUST_MEMORY * self._kept + accepted
+
+    def state(self) -> State:
+        """What was learned: how promises are kept, and whether drafting is on."""
+        return State(
+            {
+                "promises": np.array([self._promised, self._kept]),
+                "drafting": np.array(self._drafting, np.int64),
+            }
+        )
+
+    def restore(self, state: State) -> None:
+        """Go on with what a state learned.
+
+        Raises:
+            ValueError: it is no state of a pricer, and nothing was changed.
+        """
+        promised, kept = state.array("promises", np.zeros(2)).tolist()
+        drafting = bool(state.array("drafting", np.array(0, np.int64), most=1))
+        if not promised:
+            raise ValueError("promises has none made")
+        self._promised, self._kept, self._drafting = promised, kept, drafting
 
     def _best(self, load: StepLoad, base: float, gains: np.ndarray) -> int:
         """Number of draft tokens with the highest goodput, hysteresis and probes applied."""

@@ -20,6 +20,7 @@ from nemo_war.config import SpeculativeConfig
 from nemo_war.errors import UserError
 from nemo_war.generation.step_time import StepLoad, StepTimeModel
 from nemo_war.metadata import TurnMetadata
+from nemo_war.speculative import learned
 from nemo_war.speculative.history import SuffixHistory, warm_up
 from nemo_war.speculative.pricing import DraftPricer
 
@@ -294,6 +295,27 @@ class SuffixProposer:
                 raise
             _log.warning("%s; this run starts with an empty history, as configured", error)
             return 0
+
+    def save_learned(self, stem: str) -> None:
+        """Write all that was learned, for this run to be resumed with; see `learned`.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        if self.drafts:
+            learned.save(stem, self.history, self._tables())
+
+    def restore_learned(self, stem: str) -> None:
+        """Go on with what this run had learned when it was interrupted.
+
+        Raises:
+            UserError: see `learned.restore`.
+        """
+        if self.drafts:
+            learned.restore(stem, self.history, self._tables(), self._vocabulary)
+
+    def _tables(self) -> learned.Tables:
+        return learned.Tables(self.history.calibration, self.step_time, self.pricer)
 
     def clear_history(self) -> None:
         """Start from nothing; running turns enter the new history with their next token."""

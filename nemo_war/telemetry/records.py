@@ -94,7 +94,7 @@ class ReliabilityRecord:
     Attributes:
         predicted: mean prediction for the draft tokens in it.
         observed: share of them that were right.
-        draft_tokens: how many they were since the replica's start, verified or not; those behind a wrong
+        draft_tokens: how many they were since the run's start, verified or not; those behind a wrong
             one are not counted.
     """
 
@@ -174,4 +174,30 @@ class TransitionRecord:
     reason: str = ""
 
 
-Record = TurnRecord | ReplicaRecord | ReliabilityRecord | StepRecord | RefitRecord | TransitionRecord
+@dataclass(frozen=True, slots=True)
+class ResumeRecord:
+    """This run goes on where an earlier process stopped.
+
+    Attributes:
+        step: the first step of this process, as steps are counted in these records: so many were done.
+        epoch: policy epoch of the weights it goes on with.
+        weights_digest: blake2b of those weights as the replicas get them.
+        checkpoint: folder they come from.
+    """
+
+    run: Pass
+    step: int
+    epoch: int
+    weights_digest: str
+    checkpoint: str
+
+
+Record = (
+    TurnRecord
+    | ReplicaRecord
+    | ReliabilityRecord
+    | StepRecord
+    | RefitRecord
+    | TransitionRecord
+    | ResumeRecord
+)

@@ -12,6 +12,7 @@ from nemo_war.telemetry.records import (
     RefitRecord,
     ReliabilityRecord,
     ReplicaRecord,
+    ResumeRecord,
     StepRecord,
     TurnRecord,
 )
@@ -128,8 +129,15 @@ def alternating_run() -> list[Record]:
     ]
 
 
+def resumed_run(done: int = 4) -> list[Record]:
+    """A live WAR run of one more step than an earlier process did."""
+    run = Pass("war", "live")
+    resume = ResumeRecord(run, done, done + 1, "0123abcd", f"/results/grpo/step_{done}")
+    return [resume, *one_step(run, done, 6.0)]
+
+
 def full_run() -> list[Record]:
-    """A run with everything a summary can tell about."""
+    """A run with everything a summary can tell about, but that it was resumed: no comparison is."""
     return [*live_run(("baseline", "sticky")), *alternating_run(), *fixed_work()]
 
 

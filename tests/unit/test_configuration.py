@@ -134,6 +134,18 @@ BROKEN = [
            allowed="below lines_min (6)", fix="correct env.file_edit.cfg"),
     broken("compare.modes=[war]", key="compare.modes", value="['war']", allowed="baseline",
            fix="compare.modes=["),
+    # Checkpoints: what of NeMo-RL's block makes no sense here is refused, not ignored.
+    broken("++checkpointing.higher_is_better=true", key="checkpointing.higher_is_better", value="True",
+           allowed="enabled, checkpoint_dir, metric_name, keep_top_k, save_period",
+           fix="remove checkpointing.higher_is_better"),
+    broken("++checkpointing.save_optimizer=false", key="checkpointing.save_optimizer", value="False",
+           allowed="unknown key", fix="checkpointing.save_optimizer"),
+    broken("checkpointing.metric_name=val:accuracy", key="checkpointing.metric_name",
+           value="'val:accuracy'", allowed="null (by age", fix="correct checkpointing.metric_name"),
+    broken("checkpointing.save_period=0", key="checkpointing.save_period", value="0",
+           allowed="an integer, at least 1", fix="set checkpointing.save_period="),
+    broken("checkpointing.keep_top_k=0", key="checkpointing.keep_top_k", value="0",
+           allowed="at least 1", fix="set checkpointing.keep_top_k="),
     broken("compare.steps=9", key="compare.steps", value="9", allowed="grpo.max_num_steps=3",
            fix="compare.steps=null"),
 ]  # fmt: skip

@@ -357,3 +357,31 @@ def test_a_disk_that_is_full_is_counted_and_the_run_goes_on(
     monkeypatch.setattr(runner.proposer.history, "save", fail)
     runner.proposer.save(str(tmp_path / "replica-0.suffixes"))
     assert runner.proposer.statistics()["errors"] == 1
+
+
+def test_what_was_learned_is_saved_and_gone_on_with(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    runner.add("a", [1, 5, 6, 7])
+    for token in PATTERN:
+        runner.step({"a": [token]})
+    stem = str(tmp_path / "replica-0")
+    runner.proposer.save_learned(stem)
+    later = make(monkeypatch)
+    later.proposer.advance_epoch(3)
+    later.proposer.restore_learned(stem)
+    assert later.proposer.history.export_sequences().trajectories == ("a",)
+    assert later.proposer.step_time.steps == runner.proposer.step_time.steps > 0
+    later.add("b", [1, 5, 6, 7])
+    assert later.step({"b": PATTERN[:3]})["b"]
+    with pytest.raises(UserError, match=r"absent\.suffixes"):
+        later.proposer.restore_learned(str(tmp_path / "absent"))
+
+
+def test_a_rank_whose_drafts_do_not_count_writes_and_reads_no_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    other = make(monkeypatch, rank=1).proposer
+    other.save_learned(str(tmp_path / "replica-0"))
+    other.restore_learned(str(tmp_path / "replica-0"))
+    assert list(tmp_path.iterdir()) == []

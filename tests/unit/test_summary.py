@@ -22,6 +22,7 @@ from records_builder import (
     live_run,
     one_pass,
     one_step,
+    resumed_run,
 )
 
 from nemo_war.report.summary import MODES, summarize, to_json, write
@@ -55,7 +56,7 @@ def test_every_key_is_documented_and_every_documented_key_exists():
     documented = {key for cell in documented for key in re.findall(r"`([^`]+)`", cell)}
     same = {"live": "modes", "speedup_vs_sticky": "speedup"}
     produced = set()
-    for key in keys(summarize(full_run())):
+    for key in [*keys(summarize(full_run())), *keys(summarize(resumed_run()))]:
         head, _, rest = key.partition(".")
         produced |= {head.removesuffix("[]"), f"{same.get(head, head)}.{rest}" if rest else head}
     intermediate = {"speedup.makespan", "speedup.output_tokens_per_s"}
@@ -305,3 +306,15 @@ def test_a_summary_that_cannot_be_written_leaves_the_old_file_alone(tmp_path):
 def test_drafting_that_failed_is_counted():
     records = changed(fixed_work(), WAR, ReplicaRecord, errors=3)
     assert summarize(records)["modes"]["war"]["draft_errors"] == 1
+
+
+def test_a_resumed_run_says_where_it_went_on_and_counts_its_own_steps():
+    summary = summarize(resumed_run(4))
+    assert summary["resumed"] == {
+        "steps_before": 4,
+        "epoch": 5,
+        "weights_digest": "0123abcd",
+        "checkpoint": "/results/grpo/step_4",
+    }
+    assert summary["live"]["war"]["steps"] == 1
+    assert summarize(full_run())["resumed"] is None

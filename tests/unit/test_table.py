@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from records_builder import changed, fixed_work, full_run, live_run
+from records_builder import changed, fixed_work, full_run, live_run, resumed_run
 from rich.console import Console
 
 from nemo_war.errors import UserError
@@ -164,3 +164,9 @@ def test_a_link_to_nowhere_is_an_error_that_names_the_fix(tmp_path):
     (tmp_path / "latest").symlink_to("gone")
     with pytest.raises(UserError, match="name the folder of a run, such as runs/latest"):
         report(tmp_path / "latest", as_json=False)
+
+
+@pytest.mark.parametrize(("done", "says"), [(1, "after 1 step that"), (4, "after 4 steps that")])
+def test_a_resumed_run_is_called_one(done, says):
+    assert f"Resumed {says} an earlier process did" in sentence(resumed_run(done))
+    assert "Resumed" not in sentence(full_run())

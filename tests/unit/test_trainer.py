@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from tiny_model import write_tiny_model
+from transformers import AutoModelForCausalLM
 
 from nemo_war.generation.embedded.policy_logprobs import Sample
 from nemo_war.generation.embedded.trainer import Trainer, TrainerConfig, clipped_surrogate
@@ -27,20 +28,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(params=[True, False], ids=["tied", "untied"], scope="module")
 def model_dir(request, tmp_path_factory) -> Path:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=request.param,
-        initializer_range=0.3,
-    )
-    folder = tmp_path_factory.mktemp("model")
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    return folder
+    return write_tiny_model(tmp_path_factory.mktemp("model"), tied=request.param)
 
 
 def sample(seed: int, length: int, reward: float, group: str = "g") -> Sample:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
 from nemo_war.routing import progress
 from nemo_war.routing.progress import Progress
+from nemo_war.snapshot import State
 
 
 @pytest.fixture(autouse=True)
@@ -221,3 +224,72 @@ def test_a_trajectory_of_more_turns_than_are_told_apart_still_has_some_to_come()
     live(of, "t", "other", [1] * 280)
     assert of.remaining("t", "other").turns >= 1
     assert of.quantile("t", "other", 0.9).turns >= 1
+
+
+def experienced(seed: int = 0) -> Progress:
+    """One that has seen forty groups, and has some trajectories on their way."""
+    random, of = np.random.default_rng(seed), Progress()
+    for number in range(160):
+        whole(of, f"t{number}", f"g{number // 4}", [int(random.integers(1, 90))] * int(random.geometric(0.2)))
+    for number in range(5):
+        live(of, f"live{number}", f"g{number}", [10] * (number + 1))
+        of.turn(f"live{number}", f"g{number}")
+    return of
+
+
+def test_what_was_learned_is_restored_to_the_bit_and_goes_on_alike() -> None:
+    before, after = experienced(), Progress()
+    after.restore(before.state())
+    for group, done in itertools.product(("g0", "g39", "?"), (0, 1, 7, 40)):
+        name = f"{group} {done}"
+        for each in (before, after):
+            live(each, name, group, [10] * done)
+        assert after.remaining(name, group) == before.remaining(name, group)
+        assert after.quantile(name, group, 0.9) == before.quantile(name, group, 0.9)
+    assert list(after._groups) == list(before._groups)
+
+
+def test_live_trajectories_are_gone_with_their_process_and_what_they_showed_is_not() -> None:
+    of = experienced()
+    state = of.state()
+    assert not [text for texts in state.texts.values() for text in texts if text.startswith("live")]
+    after = Progress()
+    after.restore(state)
+    assert not after._live
+    assert after._lives._went_on.sum() == of._lives._went_on.sum()
+
+
+def test_restoring_forgets_what_was_known_before() -> None:
+    of = experienced(1)
+    of.restore(Progress().state())
+    assert of.remaining("t", "g0") == Progress().remaining("t", "g0")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("all/totals", np.zeros(3), r"totals is float64\[3\]"),
+        ("all/totals", np.full(2, 1e300), "totals has a number above"),
+        ("all/group_ended", np.zeros(39, np.int64), r"group_ended is int64\[39\], not int64\[40\]"),
+        ("all/group_expected", np.zeros(40, np.float32), "group_expected is float32"),
+        ("lives/ended", np.full(256, 1e6), "ended has a number above"),
+        ("lives/went_on", np.zeros(255), "went_on is"),
+    ],
+)
+def test_a_state_that_makes_no_sense_is_refused_and_changes_nothing(
+    name: str, value: np.ndarray, says: str
+) -> None:
+    of, state = experienced(2), experienced().state()
+    before = of.remaining("t", "g0")
+    with pytest.raises(ValueError, match=says):
+        of.restore(State({**state.arrays, name: value}, state.texts))
+    assert of.remaining("t", "g0") == before
+
+
+def test_groups_that_are_too_many_or_there_twice_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = experienced().state()
+    with pytest.raises(ValueError, match="there twice"):
+        Progress().restore(State(state.arrays, {"all/groups": ("g",) * 40}))
+    monkeypatch.setattr(progress, "_GROUPS", 39)
+    with pytest.raises(ValueError, match="too many"):
+        Progress().restore(state)

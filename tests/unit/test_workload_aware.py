@@ -15,6 +15,7 @@ from nemo_war.routing import progress, siblings
 from nemo_war.routing.cost import Weights
 from nemo_war.routing.facts import Outcome, Placement, ReplicaFacts, TurnFacts
 from nemo_war.routing.scheduler import Scheduler
+from nemo_war.routing.sticky import Sticky
 from nemo_war.routing.workload_aware import Options, WorkloadAware
 
 STEP_TIME = StepTimeModel(StepTimePrior(base=20, per_request=0.1, per_token=0.1, per_kilotoken=0))
@@ -337,3 +338,35 @@ def test_two_turns_of_one_trajectory_at_once_are_told_apart() -> None:
     on.answer(second)
     assert on.scheduler.check_integrity()
     assert on.scheduler.running == 0
+
+
+def test_what_a_policy_learned_lets_another_expect_the_same() -> None:
+    before, after = Driver(), Driver()
+    for number in range(40):
+        for _ in range(1 + number % 7):
+            before.turn(f"t{number}", group=f"g{number // 4}")
+        before.scheduler.end(f"t{number}")
+    policy = before.scheduler.policy
+    assert isinstance(policy, WorkloadAware)
+    policy._admission.headroom.share = 0.125
+    after.scheduler.policy.restore(policy.state())
+    found = []
+    for each in (before, after):
+        each.submit("new", 100, "g3")
+        (placement,) = each.go(replicas())
+        found.append(placement.remaining)
+    assert found[0] == found[1] != 50
+    assert after.scheduler.policy.state().arrays["headroom/share"] == 0.125
+
+
+def test_a_policy_that_learns_nothing_has_no_state() -> None:
+    assert Sticky().state() is None
+    Sticky().restore(WorkloadAware().state())
+
+
+@pytest.mark.parametrize("share", [0.31, 1e9])
+def test_more_headroom_than_there_may_be_is_refused(share: float) -> None:
+    state = WorkloadAware().state()
+    state.arrays["headroom/share"] = np.array(share)  # type: ignore[index]
+    with pytest.raises(ValueError, match="share has a number above"):
+        WorkloadAware().restore(state)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, ConfigDict, Field, FiniteFloat, model_validator
 from typing_extensions import TypedDict
 
-from nemo_war.config import StrictModel, WarConfig
+from nemo_war.config import AbsolutePath, StrictModel, WarConfig
 from nemo_war.configuration import load, validate
 from nemo_war.configuration.problems import raise_first
 from nemo_war.generation.embedded.conflicts import conflicts
@@ -193,6 +193,20 @@ class LoggerConfig(StrictModel):
     tensorboard_enabled: Literal[False] = Field(False, description="A run writes JSONL and summary.json.")
 
 
+class CheckpointingConfig(StrictModel):
+    """`checkpointing`: what a run can be resumed from, which it is by itself."""
+
+    enabled: bool = Field(False, description="Save checkpoints, and go on from the latest that is there.")
+    checkpoint_dir: AbsolutePath = Field(
+        Path("results/grpo"), validate_default=True, description="Folder of this run's checkpoints alone."
+    )
+    metric_name: None = Field(None, description="By age: the latest checkpoints are kept.")
+    keep_top_k: int | None = Field(
+        3, ge=1, description="Checkpoints that are kept, the latest; null keeps all."
+    )
+    save_period: int = Field(10, ge=1, description="Steps between two; the last step is always saved.")
+
+
 class ClusterConfig(StrictModel):
     """`cluster`: what the run takes of this machine."""
 
@@ -218,6 +232,7 @@ class RunConfig(StrictModel):
     policy: PolicyConfig
     data: DataConfig
     env: EnvConfig
+    checkpointing: CheckpointingConfig = CheckpointingConfig()
     logger: LoggerConfig = LoggerConfig()
     cluster: ClusterConfig
     compare: CompareConfig = CompareConfig()

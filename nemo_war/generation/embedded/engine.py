@@ -28,6 +28,7 @@ class EngineSpec:
         temperature: sampling temperature of every turn.
         stop_token_ids: stop tokens of every turn besides EOS.
         seed: of sampling; replica i gets this + i, or siblings on two replicas would be twins.
+        resumes: whether what it learned comes from a checkpoint, and not from an earlier run's history.
         extension: worker extension class, by dotted path; None picks the right one.
     """
 
@@ -37,6 +38,7 @@ class EngineSpec:
     temperature: float = 1.0
     stop_token_ids: tuple[int, ...] = ()
     seed: int = 0
+    resumes: bool = False
     extension: str | None = field(default=None)
 
     @property

@@ -69,6 +69,7 @@ class Fleet:
         refit: RefitConfig,
         health: HealthConfig | None = None,
         record: Callable[[Transition], None] = lambda transition: None,
+        epoch: int = 0,
     ) -> None:
         """Start none yet.
 
@@ -79,6 +80,7 @@ class Fleet:
             refit: how weights change.
             health: when a replica counts as lost, and how often it is brought back.
             record: told of every transition of the refit cycle.
+            epoch: policy epoch to start with, the count of refits of a run that goes on.
         """
         self.spec = spec
         self.retried = 0
@@ -98,6 +100,7 @@ class Fleet:
             update_timeout_s=refit.update_timeout_s,
             clock=time.monotonic,
             digest=_START,
+            epoch=epoch,
             record=self._on_transition,
         )
         self._actors = Actors(spec, cpus_per_replica, self.replica_class)

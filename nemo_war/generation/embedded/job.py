@@ -13,6 +13,7 @@ from pathlib import Path
 from nemo_war.config import WarConfig
 from nemo_war.errors import ConfigError, UserError
 from nemo_war.generation.embedded.chat import Chat
+from nemo_war.generation.embedded.checkpoint import Checkpoint, Checkpoints
 from nemo_war.generation.embedded.config import RunConfig
 from nemo_war.generation.embedded.fixed import FixedWork
 from nemo_war.generation.embedded.fleet import Fleet
@@ -45,20 +46,18 @@ def run(config: RunConfig, *, compare: bool, run_dir: Path | None) -> int:
         UserError: something on this machine is missing, or the run failed for a reason that is named.
         KeyboardInterrupt: interrupted; everything was shut down before.
     """
-    if compare and not config.policy.generation.war.enabled:
-        raise ConfigError(
-            "policy.generation.war.enabled",
-            False,
-            "allowed: true with --compare, which has nothing to compare otherwise",
-            "set policy.generation.war.enabled=true, or leave --compare out",
-        )
-    check_history(config.policy.generation.war)
+    if compare:
+        _check_comparison(config)
+    checkpoints = Checkpoints(config) if config.checkpointing.enabled else None
+    resumed = _find(checkpoints, config) if checkpoints else None
+    if resumed is None:
+        check_history(config.policy.generation.war)
     folder = _make_folder(config.logger.log_dir, run_dir)
     stage(f"this run's folder is {folder}")
     model = resolve(config.policy.model_name, stage)
     try:
         with contextlib.redirect_stdout(sys.stderr):  # Ray prints each process that dies to where results go
-            asyncio.run(_job(config, model, folder, compare))
+            asyncio.run(_job(config, model, folder, compare, checkpoints, resumed))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     except RefitError as error:
@@ -66,6 +65,35 @@ def run(config: RunConfig, *, compare: bool, run_dir: Path | None) -> int:
     stream = read(folder / FILE_NAME)
     summary.write(folder / "summary.json", summary.summarize(stream.records, stream.damage))
     return report(folder, as_json=False)
+
+
+def _check_comparison(config: RunConfig) -> None:
+    if not config.policy.generation.war.enabled:
+        raise ConfigError(
+            "policy.generation.war.enabled",
+            False,
+            "allowed: true with --compare, which has nothing to compare otherwise",
+            "set policy.generation.war.enabled=true, or leave --compare out",
+        )
+    if config.checkpointing.enabled:
+        raise ConfigError(
+            "checkpointing.enabled",
+            True,
+            "allowed: false with --compare, which replays a live run that it has seen from its first step",
+            "set checkpointing.enabled=false, or leave --compare out",
+        )
+
+
+def _find(checkpoints: Checkpoints, config: RunConfig) -> Checkpoint | None:
+    """The checkpoint to go on from; says what was found."""
+    resumed, steps = checkpoints.latest(), config.grpo.max_num_steps
+    if resumed is None:
+        stage(f"no checkpoint in {checkpoints.folder}: this run starts anew, and saves its own there")
+    else:
+        stage(f"resuming from {resumed.folder}: {resumed.info.step} of {steps} steps are done")
+        if config.policy.generation.war.speculative.history.restore is not None:
+            stage("history.restore is left out: what is remembered comes from the checkpoint")
+    return resumed
 
 
 def check_history(war: WarConfig) -> None:
@@ -92,13 +120,20 @@ def _cancel_on_signals() -> None:
         loop.add_signal_handler(signum, task.cancel)
 
 
-async def _job(config: RunConfig, model: Path, folder: Path, compare: bool) -> None:
+async def _job(
+    config: RunConfig,
+    model: Path,
+    folder: Path,
+    compare: bool,
+    checkpoints: Checkpoints | None,
+    resumed: Checkpoint | None,
+) -> None:
     import ray
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(config.policy.tokenizer_folder(model))
     with EventLog(folder / FILE_NAME) as log:
-        place = Workplace(config, model, folder, Chat(tokenizer), log)
+        place = Workplace(config, model, folder, Chat(tokenizer), log, checkpoints, resumed)
         _start_ray()
         _cancel_on_signals()  # now, as Ray has just put its own handler for SIGTERM in place
         fleets: dict[str, Fleet] = {}

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from nemo_war.errors import UserError
+from nemo_war.generation.embedded.checkpoint import POLICY, WAR, restore_policy, save_policy
 from nemo_war.generation.embedded.dataset import Prompt
 from nemo_war.generation.embedded.fleet import Fleet
 from nemo_war.generation.embedded.policy_logprobs import Sample
 from nemo_war.generation.embedded.rollout import Rollouts, Trajectory
 from nemo_war.generation.embedded.script import RecordedTrajectory
 from nemo_war.generation.embedded.trainer import Trainer, TrainerConfig
+from nemo_war.generation.embedded.training_info import TrainingInfo
 from nemo_war.generation.embedded.weights import Weights, share_weights
 from nemo_war.generation.embedded.workplace import DraftMeter, Workplace, step_record
 from nemo_war.routing.round_robin import RoundRobin
 from nemo_war.telemetry.progress import progress, stage
-from nemo_war.telemetry.records import Pass
+from nemo_war.telemetry.records import Pass, ResumeRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +48,56 @@ class LivePass:
         self._plain = Rollouts(fleet, RoundRobin(), place.log.append, place.clock)
         self._meter = DraftMeter(fleet)
         self._trainer = Trainer(place.model, trainer_config(place))
+        if place.resumed:
+            self._trainer.load(place.resumed.policy)
 
     async def run(self) -> Recording:
-        """All steps of the run.
+        """All steps of the run that are not done yet.
 
         Raises:
             RefitError: a refit failed; the step it belongs to counts for nothing.
+            UserError: a checkpoint could not be written, or what WAR learned not be read.
         """
         recording = Recording()
         weights = share_weights(self._trainer.state_bytes())
         await self._place.refit(self._which, self._fleet, weights)
-        for step in range(self._place.config.grpo.max_num_steps):
+        done = await self._resume(weights)
+        for step in range(done, self._place.config.grpo.max_num_steps):
             recorded, weights = await self._step(step, weights)
             recording.steps.append(recorded)
             await self._validate(step)
+            await self._save(step + 1, weights)
         return recording
+
+    async def _resume(self, weights: Weights) -> int:
+        """Go on with what was learned; returns how many steps are done.
+
+        Only now, as the refit before told the drafters of a new policy, which this one is not.
+        """
+        resumed, fleet = self._place.resumed, self._fleet
+        if resumed is None:
+            return 0
+        _raise_any(UserError, (await fleet.ask("restore_state", str(resumed.war))).values())
+        restore_policy(resumed.war, self._rollouts.policy)
+        step = resumed.info.step
+        self._place.log.append(
+            ResumeRecord(self._which, step, fleet.epoch, weights.digest, str(resumed.folder))
+        )
+        return step
+
+    async def _save(self, done: int, weights: Weights) -> None:
+        """Save a checkpoint if one is due, behind the refit: its policy is the one of the next step."""
+        place, fleet = self._place, self._fleet
+        if place.checkpoints is None or not place.checkpoints.due(done):
+            return
+        started = time.monotonic()
+        info = TrainingInfo.of(place.config, done, fleet.epoch, weights.digest)
+        with place.checkpoints.new(info) as folder:
+            self._trainer.save(folder / POLICY)
+            _raise_any(OSError, (await fleet.ask("save_state", str(folder / WAR))).values())
+            save_policy(folder / WAR, self._rollouts.policy)
+        seconds = time.monotonic() - started
+        stage(f"{self._label(done - 1)}: saved as {place.checkpoints.folder}/step_{done} in {seconds:.1f} s")
 
     async def _step(self, step: int, weights: Weights) -> tuple[RecordedStep, Weights]:
         grpo, place = self._place.config.grpo, self._place
@@ -144,6 +183,13 @@ def trainer_config(place: Workplace) -> TrainerConfig:
         temperature=policy.generation.temperature,
         precision=policy.precision,
     )
+
+
+def _raise_any(kind: type[Exception], reasons: Iterable[str | None]) -> None:
+    """Raise what the first replica said that has a reason to."""
+    for reason in reasons:
+        if reason is not None:
+            raise kind(reason)
 
 
 def _sample(trajectory: Trajectory) -> Sample:

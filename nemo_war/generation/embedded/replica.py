@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
+from nemo_war import snapshot
 from nemo_war.generation.embedded import sampling
 from nemo_war.generation.embedded.engine import EngineSpec
 from nemo_war.generation.embedded.turn import Answer, Turn
@@ -140,7 +141,7 @@ class Replica:
             await self.call("war_advance_epoch", epoch)
 
     async def _restore_history(self) -> None:
-        if self._spec.speculates and self._spec.war is not None:
+        if self._spec.speculates and self._spec.war is not None and not self._spec.resumes:
             history = self._spec.war.speculative.history
             if history.restore is not None:
                 await self.call("war_restore_history", str(history.restore), history.empty_if_damaged)
@@ -148,7 +149,23 @@ class Replica:
     async def save_history(self, folder: str) -> None:
         """Keep the history in a file of this replica's own in a folder that exists."""
         if self._spec.speculates:
-            await self.call("war_save_history", f"{folder}/replica-{self._number}{SUFFIX}")
+            await self.call("war_save_history", self._stem(folder) + SUFFIX)
+
+    async def save_state(self, folder: str) -> str | None:
+        """Write all that the drafter learned into files of this replica's own; return why that failed."""
+        if not self._spec.speculates:
+            return None
+        return await self.call("war_save_state", self._stem(folder))
+
+    async def restore_state(self, folder: str) -> str | None:
+        """Go on with what a replica of this number wrote there, if one did; return why that failed."""
+        stem = self._stem(folder)
+        if not self._spec.speculates or not os.path.exists(stem + snapshot.SUFFIX):
+            return None
+        return await self.call("war_restore_state", stem)
+
+    def _stem(self, folder: str) -> str:
+        return f"{folder}/replica-{self._number}"
 
     async def reliability(self) -> list[tuple[float, float, int]]:
         """How predicted acceptance compares with what was accepted, since the start."""

@@ -74,7 +74,11 @@ class Trajectory:
 
 
 class Rollouts:
-    """Rolls trajectories out on a fleet, and records every turn."""
+    """Rolls trajectories out on a fleet, and records every turn.
+
+    Attributes:
+        policy: of placement.
+    """
 
     def __init__(
         self,
@@ -83,6 +87,7 @@ class Rollouts:
         record: Callable[[TurnRecord], None],
         clock: Callable[[], float],
     ) -> None:
+        self.policy = policy
         self._fleet = fleet
         self._dispatcher = fleet.dispatcher(policy)
         self._record = record

@@ -26,8 +26,14 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
+from nemo_war.generation.embedded import tensors
 from nemo_war.generation.embedded.advantages import advantages
 from nemo_war.generation.embedded.policy_logprobs import Batch, Sample, batches, generated_logprobs
+
+WEIGHTS, OPTIMIZER = "weights.safetensors", "optimizer.safetensors"
+"""Files of a trainer in a folder."""
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+"""What AdamW keeps of each weight."""
 
 
 @dataclass(frozen=True)
@@ -183,6 +189,45 @@ class Trainer:
         """
         return safetensors.torch.save({name: master.bfloat16() for name, master in self._masters.items()})
 
+    def save(self, folder: Path) -> None:
+        """Write the master weights and the optimiser's moments into a folder that exists.
+
+        That is all there is: an update draws nothing at random, and settings are the configuration's.
+
+        Raises:
+            OSError: a file could not be written.
+        """
+        moments = {
+            f"{name}.{moment}": self._optimizer.state[master][moment]
+            for name, master in self._masters.items()
+            if master in self._optimizer.state  # a weight has none before its first update
+            for moment in _MOMENTS
+        }
+        tensors.write(folder / WEIGHTS, self._masters)
+        tensors.write(folder / OPTIMIZER, moments)
+
+    @torch.no_grad()
+    def load(self, folder: Path) -> None:
+        """Go on with what `save` wrote, to the bit.
+
+        Raises:
+            UserError: a file is missing, or another model's; nothing was changed.
+        """
+        moments: dict[str, torch.Tensor] = {}
+        for name, master in self._masters.items():
+            like = {"step": torch.tensor(0.0), "exp_avg": master, "exp_avg_sq": master}
+            moments |= {f"{name}.{moment}": like[moment] for moment in _MOMENTS}
+        weights = tensors.read(folder / WEIGHTS, self._masters)
+        found = tensors.read(folder / OPTIMIZER, moments, partial=True)  # see `save`
+        self._optimizer.state.clear()
+        for name, master in self._masters.items():
+            master.copy_(weights[name])
+            # Copies: what was read is the file's own memory.
+            kept = {each: found[key].clone() for each in _MOMENTS if (key := f"{name}.{each}") in found}
+            if len(kept) == len(_MOMENTS):
+                self._optimizer.state[master] = kept
+        self._forward_masters()
+
     def _logprobs(self, batch: Batch) -> torch.Tensor:
         return generated_logprobs(self._model, batch, self._config.temperature)
 
@@ -206,10 +251,14 @@ class Trainer:
         norm = torch.nn.utils.clip_grad_norm_(self._masters.values(), self._config.max_grad_norm)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        with torch.no_grad():
-            for name, weight in self._model.named_parameters():
-                weight.copy_(self._masters[name])
+        self._forward_masters()
         return float(norm)
+
+    @torch.no_grad()
+    def _forward_masters(self) -> None:
+        """Let forward passes run on the masters as they are now."""
+        for name, weight in self._model.named_parameters():
+            weight.copy_(self._masters[name])
 
 
 def clipped_surrogate(

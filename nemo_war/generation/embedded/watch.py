@@ -92,10 +92,9 @@ class Watch:
                 async with asyncio.timeout(self._health.probe_interval_s):
                     await fence.wait()
             except TimeoutError:
-                try:
-                    await self._actors.ask(number, "ping", timeout_s=self._health.probe_timeout_s)
-                except ReplicaLostError as error:
-                    self._lost(number, error.reason)
+                reason = await self._silence(number)
+                if reason:
+                    self._lost(number, reason)
                     return False
         return True
 
@@ -104,7 +103,7 @@ class Watch:
         reason = "is lost again and again"
         while self._failures[number] < self._health.max_restarts:
             self._failures[number] += 1
-            if answers and await self._answers(number) and await self._rejoin(number):
+            if answers and not await self._silence(number) and await self._rejoin(number):
                 return ""
             answers = True
             await self._actors.kill(number)
@@ -118,9 +117,12 @@ class Watch:
         await self._actors.kill(number)
         return reason
 
-    async def _answers(self, number: int) -> bool:
+    async def _silence(self, number: int) -> str:
+        """Why the replica does not answer a probe; empty where it does."""
         try:
             await self._actors.ask(number, "ping", timeout_s=self._health.probe_timeout_s)
-        except ReplicaLostError:
-            return False
-        return True
+        except ReplicaLostError as error:
+            return error.reason
+        except Exception as error:
+            return f"answered a probe with an error: {error}"
+        return ""

@@ -12,6 +12,7 @@ from typing import Any
 
 from nemo_war.config import PolicyName
 from nemo_war.generation.embedded.chat import Chat
+from nemo_war.generation.embedded.checkpoint import Checkpoint, Checkpoints
 from nemo_war.generation.embedded.config import RunConfig
 from nemo_war.generation.embedded.dataset import Dataset, Prompt
 from nemo_war.generation.embedded.engine import EngineSpec
@@ -47,6 +48,8 @@ class Workplace:
         folder: the run's own folder.
         chat: tokenizer and chat template.
         log: the event log.
+        checkpoints: where this run's are; None without.
+        resumed: the one that this run goes on from; None where it starts anew.
     """
 
     config: RunConfig
@@ -54,6 +57,8 @@ class Workplace:
     folder: Path
     chat: Chat
     log: EventLog
+    checkpoints: Checkpoints | None = None
+    resumed: Checkpoint | None = None
     environments: dict[str, Environment] = field(init=False)
     dataset: Dataset = field(init=False)
     _started: float = field(default_factory=time.monotonic)
@@ -71,15 +76,21 @@ class Workplace:
         return time.monotonic() - self._started
 
     def fleet(self, *, war: bool) -> Fleet:
-        """A fleet that is not started: WAR's, or one of stock engines."""
+        """A fleet that is not started: WAR's, or one of stock engines.
+
+        That of a run that goes on draws other random numbers than the steps before did, and its
+        first refit is the one whose weights the checkpoint has.
+        """
         generation, cluster = self.config.policy.generation, self.config.cluster
+        done, epoch = (self.resumed.info.step, self.resumed.info.epoch - 1) if self.resumed else (0, 0)
         spec = EngineSpec(
             model=str(self.model),
             engine=generation.engine_arguments(),
             war=generation.war if war else None,
             temperature=generation.temperature,
             stop_token_ids=tuple(generation.stop_token_ids or ()),
-            seed=self.config.grpo.seed,
+            seed=self.config.grpo.seed + done * cluster.num_replicas,
+            resumes=self.resumed is not None,
         )
         return Fleet(
             spec,
@@ -88,6 +99,7 @@ class Workplace:
             generation.war.refit,
             generation.war.health,
             partial(self._note, "war" if war else "stock"),
+            epoch,
         )
 
     def _note(self, fleet: str, transition: Transition) -> None:

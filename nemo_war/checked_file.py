@@ -1,0 +1,100 @@
+"""Files that are whole, of a known kind and of this version, or refused.
+
+The first line names kind and version, the second has the BLAKE2b digest of all that
+follows. Nothing in such a file is executed or unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from nemo_war.errors import UserError
+
+_MAKER = "nemo_war "
+_MOST_SHOWN = 16
+"""Characters of another version's number that a message repeats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a file is.
+
+    Attributes:
+        name: how its first line and messages call it.
+        version: the one that is written, and the only one that is read.
+        wanted: what the user may name instead of a file that is not of this kind.
+        remedy: what the user can do about one that cannot be used.
+        most_bytes: a larger file is not read; None: any size.
+    """
+
+    name: str
+    version: int
+    wanted: str
+    remedy: str
+    most_bytes: int | None = None
+
+    def malformed(self, path: Path, reason: object) -> UserError:
+        """The error for a file that is whole and makes no sense."""
+        return UserError(f"{self.name} {path}: malformed ({reason}); {self.remedy}")
+
+
+def write(path: Path, kind: Kind, body: bytes) -> None:
+    """Write a file of mode 0600; a crash leaves the old file or the new one, never a part.
+
+    Raises:
+        OSError: it could not be written, and the old one is as it was.
+    """
+    digest = hashlib.blake2b(body).hexdigest()
+    head = f"{_MAKER}{kind.name} {kind.version}\n{digest}\n".encode()
+    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".")  # mkstemp: mode 0600
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(head + body)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except BaseException:
+        Path(draft).unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def read(path: Path, kind: Kind) -> bytes:
+    """The body of what `write` wrote.
+
+    Raises:
+        UserError: the file cannot be read, is of another kind or version, or is damaged.
+    """
+    try:
+        if kind.most_bytes is not None and path.stat().st_size > kind.most_bytes:
+            raise UserError(f"{kind.name} {path}: larger than any ({kind.most_bytes} bytes); {kind.remedy}")
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{kind.name} {path}: {error.strerror}; {kind.wanted}") from None
+    first, _, rest = content.partition(b"\n")
+    start = f"{_MAKER}{kind.name} ".encode()
+    if not first.startswith(start):
+        raise UserError(f"{kind.name} {path}: not a {kind.name}; {kind.wanted}")
+    if first != start + str(kind.version).encode():
+        found = first[len(start) :][:_MOST_SHOWN].decode(errors="replace")
+        raise UserError(
+            f"{kind.name} {path}: format {found}, this version reads {kind.version}; "
+            f"use the version that wrote it, or {kind.remedy}"
+        )
+    digest, _, body = rest.partition(b"\n")
+    if digest != hashlib.blake2b(body).hexdigest().encode():
+        raise UserError(f"{kind.name} {path}: damaged, its checksum is wrong; {kind.remedy}")
+    return body
+
+
+def sync(path: Path) -> None:
+    """Make what a file holds, or the names in a folder, outlast a failure of the machine."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
