@@ -37,9 +37,42 @@ class Kind:
     remedy: str
     most_bytes: int | None = None
 
-    def malformed(self, path: Path, reason: object) -> UserError:
-        """The error for a file that is whole and makes no sense."""
-        return UserError(f"{self.name} {path}: malformed ({reason}); {self.remedy}")
+    def malformed(self, source: object, reason: object) -> UserError:
+        """The error for what is whole and makes no sense."""
+        return UserError(f"{self.name} {source}: malformed ({reason}); {self.remedy}")
+
+
+def pack(kind: Kind, body: bytes) -> bytes:
+    """The body with what tells that it is whole, and what it is."""
+    digest = hashlib.blake2b(body).hexdigest()
+    return f"{_MAKER}{kind.name} {kind.version}\n{digest}\n".encode() + body
+
+
+def unpack(kind: Kind, content: bytes, source: object) -> bytes:
+    """The body of what `pack` made.
+
+    Args:
+        kind: what it has to be.
+        content: whatever was read or sent.
+        source: what errors call it.
+
+    Raises:
+        UserError: it is of another kind or version, or damaged.
+    """
+    first, _, rest = content.partition(b"\n")
+    start = f"{_MAKER}{kind.name} ".encode()
+    if not first.startswith(start):
+        raise UserError(f"{kind.name} {source}: not a {kind.name}; {kind.wanted}")
+    if first != start + str(kind.version).encode():
+        found = first[len(start) :][:_MOST_SHOWN].decode(errors="replace")
+        raise UserError(
+            f"{kind.name} {source}: format {found}, this version reads {kind.version}; "
+            f"use the version that wrote it, or {kind.remedy}"
+        )
+    digest, _, body = rest.partition(b"\n")
+    if digest != hashlib.blake2b(body).hexdigest().encode():
+        raise UserError(f"{kind.name} {source}: damaged, its checksum is wrong; {kind.remedy}")
+    return body
 
 
 def write(path: Path, kind: Kind, body: bytes) -> None:
@@ -48,12 +81,10 @@ def write(path: Path, kind: Kind, body: bytes) -> None:
     Raises:
         OSError: it could not be written, and the old one is as it was.
     """
-    digest = hashlib.blake2b(body).hexdigest()
-    head = f"{_MAKER}{kind.name} {kind.version}\n{digest}\n".encode()
     handle, draft = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".")  # mkstemp: mode 0600
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(head + body)
+            file.write(pack(kind, body))
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
@@ -75,20 +106,7 @@ def read(path: Path, kind: Kind) -> bytes:
         content = path.read_bytes()
     except OSError as error:
         raise UserError(f"{kind.name} {path}: {error.strerror}; {kind.wanted}") from None
-    first, _, rest = content.partition(b"\n")
-    start = f"{_MAKER}{kind.name} ".encode()
-    if not first.startswith(start):
-        raise UserError(f"{kind.name} {path}: not a {kind.name}; {kind.wanted}")
-    if first != start + str(kind.version).encode():
-        found = first[len(start) :][:_MOST_SHOWN].decode(errors="replace")
-        raise UserError(
-            f"{kind.name} {path}: format {found}, this version reads {kind.version}; "
-            f"use the version that wrote it, or {kind.remedy}"
-        )
-    digest, _, body = rest.partition(b"\n")
-    if digest != hashlib.blake2b(body).hexdigest().encode():
-        raise UserError(f"{kind.name} {path}: damaged, its checksum is wrong; {kind.remedy}")
-    return body
+    return unpack(kind, content, path)
 
 
 def sync(path: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 MAX_DRAFT_TOKENS = 64
 
@@ -21,6 +21,32 @@ class StrictModel(BaseModel):
     """A block of the configuration: frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+ExchangeMoment = Annotated[
+    Literal["step", "live", "off"], BeforeValidator(lambda value: "off" if value is False else value)
+]
+"""YAML takes a bare `off` for false."""
+
+
+class ExchangeConfig(StrictModel):
+    """What replicas tell each other of their histories."""
+
+    when: ExchangeMoment = Field(
+        "step",
+        description="step: everything, at the end of a step. live: finished turns to the replicas that "
+        "run siblings, too. off: never.",
+    )
+    interval_s: float = Field(1.0, gt=0, description="Live only: seconds from one exchange to the next.")
+    max_tokens_per_batch: int = Field(
+        262_144,
+        ge=1024,
+        description="Tokens that travel at once; a longer trajectory is not shared. An engine takes "
+        "100,000 tokens in within some 10 ms, and stands still for them.",
+    )
+    timeout_s: float = Field(
+        10.0, gt=0, description="Longest an exchange may take; what has not arrived by then is left out."
+    )
 
 
 class HistoryConfig(StrictModel):
@@ -44,6 +70,7 @@ class HistoryConfig(StrictModel):
     empty_if_damaged: bool = Field(
         False, description="Start with an empty history where `restore` is missing or damaged; false: fail."
     )
+    exchange: ExchangeConfig = ExchangeConfig()
 
     @property
     def max_group_tokens(self) -> int | None:

@@ -1,6 +1,6 @@
 """Our suffix history and the stock suffix tree (arctic-inference) side by side, on the CPU.
 
-    python tools/bench_drafting.py TRACE... [--tokenizer DIR] [--history-tokens 8000000]
+    python tools/bench_drafting.py TRACE... [--tokenizer DIR] [--history-tokens 8000000] [--sharing]
 
 Prints tables, then one line of JSON:
 
@@ -12,6 +12,15 @@ Prints tables, then one line of JSON:
 * `draft_us`: {ours, stock: {p50, p99}} per request in a step of 32, taking in what was sampled included;
 * `turn_start_ms_32k`, `bytes_per_token`: {ours, stock}; `ingest_us_per_token`, `evict_us` (per
   trajectory): ours.
+
+With `--sharing`, what it is worth that replicas tell each other of their histories instead of all that:
+
+* `sharing`: {trace: {siblings: {own, step, live, one: {goodput: {c: tokens per step's time},
+  tokens_per_step}}}}. The attempts at a task are spread over four replicas: so many siblings in a step, the
+  others in later ones. `own`: each replica has its own history; `step`: told at the end of a step; `live`:
+  after each turn as well; `one`: a single history for all, which even holds the siblings' turns of the same
+  time, as they are replayed one after the other, and so is more than telling could bring. Each at
+  its best price for each c; tokens per step at that for c = 0.02.
 
 Times are CPU time of the thread, so that neighbours on a shared machine do not count; the stock
 tree of the last two lines has vLLM's default depth.
@@ -25,14 +34,17 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from nemo_war.config import ExchangeConfig
 from nemo_war.errors import UserError
 from nemo_war.generation.embedded.encoder import encoder
+from nemo_war.speculative.exchange import Batch, Exchange
 from nemo_war.speculative.history import SuffixHistory, warm_up
 from nemo_war.speculative.replay import COSTS, THRESHOLDS, Replay, accepted_length, goodput
 from nemo_war.speculative.workload import Recorded, read_trace, synthetic_texts
@@ -43,6 +55,10 @@ FLOORS = (0.05, 0.1, 0.2, 0.35, 0.5)
 CAPS = (8, 16, 64)
 BATCH = 32
 LONG = 32_768
+REPLICAS = 4
+GROUPS_PER_STEP = 7
+SIBLINGS = (4, 2, 1)
+PRICES = (0.02, 0.05, 0.12, 0.25)
 
 # {(group, epoch): float64[3] of steps, draft tokens, tokens}
 Totals = dict[tuple[str, int], np.ndarray]
@@ -286,6 +302,91 @@ def compare_speed(tokens: int, steps: int, setting: tuple[float, ...]) -> dict[s
     }
 
 
+def compare_sharing(name: str, recorded: list[Recorded]) -> dict[str, Any]:
+    """Goodput and tokens per step for each way to share, as a table and for the JSON line."""
+    print(
+        f"\n{name}: what {REPLICAS} replicas gain by telling each other, {GROUPS_PER_STEP} groups in a step"
+    )
+    columns = " ".join(f"{f'c={cost}':>7}" for cost in COSTS)
+    print(f"{'siblings':>8} {'history':>8} {'tok/step':>9} {columns}")
+    result: dict[str, Any] = {}
+    for siblings in SIBLINGS:
+        result[str(siblings)] = {}
+        for sharing in ("own", "step", "live", "one"):
+            totals = {price: replay_fleet(recorded, siblings, sharing, price) for price in PRICES}
+            best = {cost: max(PRICES, key=lambda price: goodput(*totals[price], cost)) for cost in COSTS}
+            goodputs = {str(cost): round(goodput(*totals[best[cost]], cost), 4) for cost in COSTS}
+            steps, _, tokens = totals[best[0.02]]
+            result[str(siblings)][sharing] = {
+                "goodput": goodputs,
+                "tokens_per_step": round(float(tokens / steps), 4),
+            }
+            row = " ".join(f"{value:>7.3f}" for value in goodputs.values())
+            print(f"{siblings:>8} {sharing:>8} {tokens / steps:>9.3f} {row}", flush=True)
+    return result
+
+
+def replay_fleet(recorded: list[Recorded], siblings: int, sharing: str, price: float) -> np.ndarray:
+    """Replay on several replicas at a time, turn by turn.
+
+    Returns:
+        float64[3] of steps, draft tokens, tokens.
+    """
+    count = 1 if sharing == "one" else REPLICAS
+    replicas = [Replay(price, max_draft=64, max_tokens=2_000_000) for _ in range(count)]
+    exchange = Exchange(range(count), max_batch_tokens=ExchangeConfig().max_tokens_per_batch)
+    totals = np.zeros(3)
+    for step, placed in enumerate(in_steps(recorded, siblings)):
+        for replica in replicas:
+            replica.history.advance_epoch(step)
+        running = [(place % count, replace(each, epoch=step)) for place, each in placed]
+        contexts = {each.trajectory: np.zeros(0, np.int32) for _, each in running}
+        for place, each in running:
+            exchange.placed(each.trajectory, each.group, place)
+        for turn in range(max(len(each.turns) for _, each in running)):
+            for place, each in running:
+                if turn < len(each.turns):
+                    prompt, response = each.turns[turn]
+                    context = np.concatenate([contexts[each.trajectory], prompt])
+                    done = replicas[place].turn(each, context, response)
+                    totals += (done.steps, done.drafted, done.tokens)
+                    text = contexts[each.trajectory] = np.concatenate([context, response])
+                    exchange.finished(each.trajectory, each.group, place, len(text))
+                    if turn == len(each.turns) - 1:
+                        exchange.ended(each.trajectory, len(text))
+            if sharing == "live":
+                tell(replicas, exchange, exchange.live())
+        if sharing in ("step", "live"):
+            tell(replicas, exchange, exchange.end_step())
+    return totals
+
+
+def in_steps(recorded: list[Recorded], siblings: int) -> list[list[tuple[int, Recorded]]]:
+    """(replica, trajectory) of each step: all groups once, then again with their next attempts."""
+    groups: dict[str, list[Recorded]] = defaultdict(list)
+    for each in recorded:
+        groups[each.group].append(each)
+    names, steps = list(groups), []
+    for attempt in range(0, max(map(len, groups.values())), siblings):
+        for first in range(0, len(names), GROUPS_PER_STEP):
+            steps.append(
+                [
+                    ((first + index + attempt + sibling) % REPLICAS, each)
+                    for index, name in enumerate(names[first : first + GROUPS_PER_STEP])
+                    for sibling, each in enumerate(groups[name][attempt : attempt + siblings])
+                ]
+            )
+    return [step for step in steps if step]
+
+
+def tell(replicas: list[Replay], exchange: Exchange, batches: list[Batch]) -> None:
+    for batch in batches:
+        sequences = replicas[batch.source].history.export_sequences(batch.lengths).cut(batch.lengths)
+        for target in batch.targets:
+            replicas[target].history.import_sequences(sequences)
+            exchange.arrived(batch, target)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -298,6 +399,7 @@ def main() -> int:
         "--history-tokens", type=int, default=8_000_000, help="0 leaves the speed comparison out"
     )
     parser.add_argument("--steps", type=int, default=300, help="steps that are timed")
+    parser.add_argument("--sharing", action="store_true", help="only what sharing histories is worth")
     options = parser.parse_args()
     try:
         result = run(options)
@@ -310,6 +412,9 @@ def main() -> int:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     warm_up()
+    if options.sharing:
+        traces = {path.stem: read_trace(path, encoder(options.tokenizer)) for path in options.traces}
+        return {"sharing": {name: compare_sharing(name, recorded) for name, recorded in traces.items()}}
     result: dict[str, Any] = {"goodput_ratio": {}, "acceptance": {}}
     setting: tuple[float, ...] = (24, 1.0, 0.1, 24)
     for path in options.traces:

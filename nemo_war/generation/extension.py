@@ -112,6 +112,14 @@ class WarExtension(RefitExtension):
         """Go on with what `war_save_state` wrote; return why that is not possible."""
         return _reason(self.model_runner.drafter.restore_learned, stem)
 
+    def war_export_history(self, path: str, lengths: dict[str, int] | None) -> int:
+        """Write trajectories, cut to these lengths, to a `/proc/PID/fd/N`; return how many there were."""
+        return self.model_runner.drafter.export_history(path, lengths)
+
+    def war_import_history(self, path: str) -> int:
+        """Learn what another replica wrote; return how many trajectories were news."""
+        return self.model_runner.drafter.import_history(path)
+
     def war_reliability(self) -> list[tuple[float, float, int]]:
         """(mean prediction, observed acceptance, draft tokens) by decile of the prediction."""
         return self.model_runner.drafter.history.reliability()

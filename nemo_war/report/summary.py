@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_war.telemetry.records import (
+    ExchangeRecord,
     Pass,
     Record,
     RefitRecord,
@@ -55,6 +56,7 @@ class PassRecords:
     refits: tuple[RefitRecord, ...]
     reliability: tuple[ReliabilityRecord, ...] = ()
     resumes: tuple[ResumeRecord, ...] = ()
+    exchanges: tuple[ExchangeRecord, ...] = ()
 
     @classmethod
     def of(cls, run: Pass, records: Sequence[Record]) -> PassRecords:
@@ -67,6 +69,7 @@ class PassRecords:
             refits=tuple(r for r in records if isinstance(r, RefitRecord)),
             reliability=tuple(r for r in records if isinstance(r, ReliabilityRecord)),
             resumes=tuple(r for r in records if isinstance(r, ResumeRecord)),
+            exchanges=tuple(r for r in records if isinstance(r, ExchangeRecord)),
         )
 
     @property
@@ -172,7 +175,8 @@ def _finished(passes: Sequence[PassRecords]) -> tuple[list[PassRecords], list[st
         ended = {step.step for step in p.steps}
         turns = tuple(turn for turn in p.turns if turn.step in ended)
         replicas = tuple(replica for replica in p.replicas if replica.step in ended)
-        kept.append(replace(p, turns=turns, replicas=replicas))
+        exchanges = tuple(exchange for exchange in p.exchanges if exchange.step in ended)
+        kept.append(replace(p, turns=turns, replicas=replicas, exchanges=exchanges))
         if left := len(p.turns) - len(turns):
             notes.append(f"{p.name}: {left} turns of a step that did not finish are left out")
     return kept, notes
@@ -233,6 +237,7 @@ def _mode(passes: Sequence[PassRecords]) -> Json:
         "truncations": _per_pass(sum(p.truncations for p in passes), count),
         "errors": _per_pass(sum(p.errors for p in passes), count),
         "refit_seconds": statistics.median(sum(refit.seconds for refit in p.refits) for p in passes),
+        **_sharing(passes),
     }
 
 
@@ -250,6 +255,17 @@ def _drafting(replicas: Sequence[ReplicaRecord], passes: int) -> Json:
         "share_of_steps_speculating": _ratio(
             sum(r.speculating_steps for r in replicas), sum(r.engine_steps for r in replicas)
         ),
+    }
+
+
+def _sharing(passes: Sequence[PassRecords]) -> Json:
+    """What replicas told each other of their histories."""
+    exchanges = [exchange for p in passes for exchange in p.exchanges]
+    return {
+        "exchanged_tokens": _per_pass(sum(e.tokens for e in exchanges), len(passes)),
+        "exchange_seconds": statistics.median(sum(e.seconds for e in p.exchanges) for p in passes),
+        "exchange_failures": _per_pass(sum(e.failed for e in exchanges), len(passes)),
+        "exchange_dropped": _per_pass(sum(e.dropped for e in exchanges), len(passes)),
     }
 
 

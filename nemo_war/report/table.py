@@ -228,6 +228,11 @@ def facts(summary: Figures) -> Iterator[Text]:
         yield Text(
             f"Drafting failed {_number(errors)} times a pass; plain decoding took over", style="yellow"
         )
+    if failed := sum(figures["exchange_failures"] for figures in summary["modes"].values()):
+        yield Text(
+            f"History was not told to every replica {_number(failed)} times a pass; it came again later",
+            style="yellow",
+        )
 
 
 def _refits(refits: Sequence[Figures]) -> Text:

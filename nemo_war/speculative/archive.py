@@ -1,6 +1,6 @@
-"""Token sequences outside of a history: as arrays between replicas, and as a file.
+"""Token sequences outside of a history: as arrays, as bytes between replicas, and as a file.
 
-The file is a checked one (see `checked_file`): one line of JSON (names, groups, epochs,
+The bytes are checked ones (see `checked_file`): one line of JSON (names, groups, epochs,
 lengths), the tokens as little-endian int32 and a bit for each that was sampled.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -77,6 +77,27 @@ class Sequences:
                 name, self.groups[index], int(self.epochs[index]), self.tokens[span], self.sampled[span]
             )
 
+    def cut(self, lengths: Mapping[str, int]) -> Sequences:
+        """Of each trajectory the first tokens, as many as stand there; those not named stay whole."""
+        return Sequences.join([_first(each, lengths.get(each.trajectory)) for each in self.rows()])
+
+    def check_vocabulary(self, size: int, source: str) -> None:
+        """Refuse tokens of another model: a draft of ids it does not have would break the engine.
+
+        Raises:
+            UserError: a token is not below `size`; `source` is named.
+        """
+        if self.tokens.min(initial=0) < 0 or self.tokens.max(initial=0) >= size:
+            raise UserError(
+                f"suffix history {source}: it has tokens beyond this model's vocabulary of {size}; "
+                "name one that was kept with this model"
+            )
+
+
+def _first(sequence: Sequence, length: int | None) -> Sequence:
+    """The first tokens of a sequence; None: all of them."""
+    return sequence._replace(tokens=sequence.tokens[:length], sampled=sequence.sampled[:length])
+
 
 def find_archives(path: Path) -> list[Path]:
     """The history files that a path means: itself, those in the folder, or those that the run in it kept.
@@ -131,17 +152,27 @@ def _restored_name(sequence: Sequence) -> str:
     return _RESTORED + digest.hexdigest()
 
 
+def encode(sequences: Sequences) -> bytes:
+    """The bytes that stand for them."""
+    return checked_file.pack(KIND, _body(sequences))
+
+
+def decode(content: bytes, source: str) -> Sequences:
+    """The sequences that `encode` made bytes of.
+
+    Args:
+        content: whatever was sent.
+        source: what errors call it.
+
+    Raises:
+        UserError: it is something else, of another version, or damaged.
+    """
+    return _parse(source, checked_file.unpack(KIND, content, source))
+
+
 def write_archive(path: str, sequences: Sequences) -> None:
     """Write a file of mode 0600; a crash leaves the old file or the new one, never a part."""
-    header = {
-        "trajectories": sequences.trajectories,
-        "groups": sequences.groups,
-        "epochs": sequences.epochs.tolist(),
-        "lengths": np.diff(sequences.offsets).tolist(),
-    }
-    body = json.dumps(header).encode() + b"\n" + sequences.tokens.astype("<i4").tobytes()
-    body += np.packbits(sequences.sampled).tobytes()
-    checked_file.write(Path(path), KIND, body)
+    checked_file.write(Path(path), KIND, _body(sequences))
 
 
 def read_archive(path: str) -> Sequences:
@@ -150,10 +181,21 @@ def read_archive(path: str) -> Sequences:
     Raises:
         UserError: the file cannot be read, is of another kind or version, or is damaged.
     """
-    return _parse(Path(path), checked_file.read(Path(path), KIND))
+    return _parse(path, checked_file.read(Path(path), KIND))
 
 
-def _parse(path: Path, body: bytes) -> Sequences:
+def _body(sequences: Sequences) -> bytes:
+    header = {
+        "trajectories": sequences.trajectories,
+        "groups": sequences.groups,
+        "epochs": sequences.epochs.tolist(),
+        "lengths": np.diff(sequences.offsets).tolist(),
+    }
+    tokens, sampled = sequences.tokens.astype("<i4"), np.packbits(sequences.sampled)
+    return b"".join((json.dumps(header).encode(), b"\n", tokens.tobytes(), sampled.tobytes()))
+
+
+def _parse(path: str, body: bytes) -> Sequences:
     head, _, data = body.partition(b"\n")
     try:
         header = json.loads(head)
@@ -179,4 +221,4 @@ def _parse(path: Path, body: bytes) -> Sequences:
             trajectories=trajectories,
         )
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise KIND.malformed(path, error) from None
+        raise UserError(f"suffix history {path}: malformed ({error}); delete it to start empty") from None

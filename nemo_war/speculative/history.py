@@ -10,13 +10,13 @@ One thread at a time may use an object. The calls that work on a batch release t
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from nemo_war.errors import UserError
 from nemo_war.speculative import arena as pages
 from nemo_war.speculative import calibration as calibrations
 from nemo_war.speculative import index as suffixes
@@ -234,7 +234,7 @@ class SuffixHistory:
         """(mean prediction, observed rate, draft tokens) by decile of the predicted acceptance."""
         return calibrations.reliability(self.calibration)
 
-    def export_sequences(self, names: set[str] | None = None) -> Sequences:
+    def export_sequences(self, names: Container[str] | None = None) -> Sequences:
         """Copies of what others may learn from, oldest use first; live trajectories as far as they are.
 
         Args:
@@ -246,7 +246,11 @@ class SuffixHistory:
         )
 
     def import_sequences(self, sequences: Sequences) -> int:
-        """Learn trajectories of another history, except live ones and those known at least as far.
+        """Learn trajectories of another history.
+
+        Those that are live here, known as far already, or too long to be kept are left out. Where
+        the text known here differs, what was imported takes its place, though it be shorter: drafts
+        behind a stop string are what histories differ by, and others get final text only.
 
         As there, what a model sampled is stored for each trajectory that said it: how many did is
         what a vote counts, and what its calibration has learned from.
@@ -256,17 +260,26 @@ class SuffixHistory:
         """
         taken = 0
         for each in sequences.rows():
-            known = self._retention.get(each.trajectory)
-            if known is not None and (known.slot != pages.NONE or known.stored >= len(each.tokens)):
+            tokens = np.array(each.tokens, np.int32)  # a copy, see `begin`
+            known = self._known_part(each.trajectory, tokens)
+            if known == len(tokens):
                 continue
-            given = int(np.argmax(each.sampled)) if each.sampled.any() else len(each.tokens)
-            slot = self._begin(each.trajectory, each.group, each.epoch, each.tokens, True, shareable=given)
+            given = int(np.argmax(each.sampled)) if each.sampled.any() else len(tokens)
+            slot = self._begin(each.trajectory, each.group, each.epoch, tokens, True, shareable=given)
             if slot != pages.NONE:
                 tail, stored = self._end_of(self._in_slot[slot])
                 pages.mark_sampled(self._arena, tail, np.array(each.sampled[:stored], bool))
                 self.end(slot)
-                taken += stored > 0
+                taken += stored > known
         return taken
+
+    def _known_part(self, trajectory: str, tokens: np.ndarray) -> int:
+        """How many leading tokens of an import are known; all of them where it has to be left out."""
+        known = self._retention.get(trajectory)
+        too_long = len(tokens) > len(self._arena.tokens)  # would push all else out, and be a part only
+        if too_long or (known is not None and known.slot != pages.NONE):
+            return len(tokens)
+        return 0 if known is None else int(pages.common_prefix(self._arena, known.tail, tokens))
 
     def save(self, path: str) -> None:
         """Write all sequences to a file of mode 0600 that is complete or not there."""
@@ -288,7 +301,7 @@ class SuffixHistory:
                 another model's. Nothing was taken in then.
         """
         sequences = read_archives(Path(path))
-        _check_vocabulary(path, sequences, vocabulary)
+        sequences.check_vocabulary(vocabulary, path)
         return self.import_sequences(as_restored(sequences, epoch))
 
     def restore(self, path: str, vocabulary: int) -> int:
@@ -305,7 +318,7 @@ class SuffixHistory:
             UserError: see `load`. Nothing was taken in then.
         """
         sequences = read_archive(path)
-        _check_vocabulary(path, sequences, vocabulary)
+        sequences.check_vocabulary(vocabulary, path)
         return self.import_sequences(sequences)
 
     def check_integrity(self) -> None:
@@ -445,14 +458,6 @@ class SuffixHistory:
     def _remove(self, known: Trajectory) -> None:
         pages.release(self._arena, known.tail)
         self._retention.remove(known)
-
-
-def _check_vocabulary(path: str, sequences: Sequences, vocabulary: int) -> None:
-    if sequences.tokens.min(initial=0) < 0 or sequences.tokens.max(initial=0) >= vocabulary:
-        raise UserError(
-            f"suffix history {path}: it has tokens beyond this model's vocabulary of {vocabulary}; "
-            "name one that was kept with this model"
-        )
 
 
 def warm_up() -> None:

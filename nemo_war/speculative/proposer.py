@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from nemo_war.errors import UserError
 from nemo_war.generation.step_time import StepLoad, StepTimeModel
 from nemo_war.metadata import TurnMetadata
 from nemo_war.speculative import learned
+from nemo_war.speculative.archive import decode, encode
 from nemo_war.speculative.history import SuffixHistory, warm_up
 from nemo_war.speculative.pricing import DraftPricer
 
@@ -316,6 +318,38 @@ class SuffixProposer:
 
     def _tables(self) -> learned.Tables:
         return learned.Tables(self.history.calibration, self.step_time, self.pricer)
+
+    def export_history(self, path: str, lengths: dict[str, int] | None) -> int:
+        """Write what others may learn into a file in memory.
+
+        Args:
+            path: the file; it exists and is empty.
+            lengths: these trajectories, each cut to this many tokens, since only the host knows
+                where a stop string ended the text; None: all as they are.
+
+        Returns:
+            How many trajectories were written; with none the file stays empty.
+        """
+        if not self.drafts:
+            return 0
+        self._retire()
+        sequences = self.history.export_sequences(lengths).cut(lengths or {})
+        if sequences.trajectories:
+            Path(path).write_bytes(encode(sequences))
+        return len(sequences.trajectories)
+
+    def import_history(self, path: str) -> int:
+        """Learn what another replica exported; return how many trajectories were news.
+
+        Raises:
+            UserError: it is damaged, or of another model. Nothing was learned then.
+        """
+        if not self.drafts:
+            return 0
+        sequences = decode(Path(path).read_bytes(), "of another replica")
+        sequences.check_vocabulary(self._vocabulary, "of another replica")
+        self._retire()  # a turn that is over is no reason to leave its trajectory alone
+        return self.history.import_sequences(sequences)
 
     def clear_history(self) -> None:
         """Start from nothing; running turns enter the new history with their next token."""

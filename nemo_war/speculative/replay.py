@@ -92,11 +92,18 @@ class Replay:
         context, replayed = np.zeros(0, np.int32), []
         for prompt, response in recorded.turns:
             context = np.concatenate([context, prompt])
-            replayed.append(self._response(recorded, context, response))
+            replayed.append(self.turn(recorded, context, response))
             context = np.concatenate([context, response])
         return replayed
 
-    def _response(self, recorded: Recorded, context: np.ndarray, response: np.ndarray) -> Replayed:
+    def turn(self, recorded: Recorded, context: np.ndarray, response: np.ndarray) -> Replayed:
+        """Replay one turn.
+
+        Args:
+            recorded: whose turn it is.
+            context: int32[n], the whole text before the response.
+            response: int32[m].
+        """
         history = self.history
         slot = np.array(
             [history.begin(recorded.trajectory, recorded.group, recorded.epoch, context)], np.int32

@@ -192,6 +192,30 @@ class ResumeRecord:
     checkpoint: str
 
 
+@dataclass(frozen=True, slots=True)
+class ExchangeRecord:
+    """One exchange of history between the replicas.
+
+    Attributes:
+        when: `live` (during the step), `step` (at its end, outside of the makespan), or `seed` (a
+            replica came back).
+        batches: batches that were sent.
+        tokens: of the trajectories in them, however many replicas took them in.
+        seconds: from the decision to the last answer.
+        failed: batches that did not reach all replicas; what was in them comes again.
+        dropped: trajectories left out, as they or the names remembered were beyond a bound.
+    """
+
+    run: Pass
+    step: int
+    when: str
+    batches: int
+    tokens: int
+    seconds: float
+    failed: int = 0
+    dropped: int = 0
+
+
 Record = (
     TurnRecord
     | ReplicaRecord
@@ -200,4 +224,5 @@ Record = (
     | RefitRecord
     | TransitionRecord
     | ResumeRecord
+    | ExchangeRecord
 )

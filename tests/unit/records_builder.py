@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from nemo_war.telemetry.records import (
+    ExchangeRecord,
     Pass,
     Record,
     RefitRecord,
@@ -92,7 +93,11 @@ def one_step(run: Pass, step: int, seconds: float, *, war_active: bool = True) -
     refit = RefitRecord(
         run, step + 1, REPLICAS, kv_reset_ok=True, seconds=0.5, transfer_bytes=1 << 20, in_flight=0
     )
-    return [*turns, *replicas, *curves, ended, refit]
+    told: list[Record] = [
+        ExchangeRecord(run, step, "step", batches=2, tokens=500, seconds=0.25, dropped=3)
+        for _ in range(run.mode == "war")
+    ]
+    return [*turns, *replicas, *curves, *told, ended, refit]
 
 
 def one_pass(run: Pass, seconds: float, steps: int = STEPS) -> list[Record]:

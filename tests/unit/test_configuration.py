@@ -20,6 +20,7 @@ EXEMPLAR = ROOT / "examples/configs/grpo_embedded_cpu.yaml"
 ENGINE = "policy.generation.vllm_cfg"
 EXTRA = "policy.generation.vllm_kwargs"
 WAR = "policy.generation.war"
+EXCHANGE = f"{WAR}.speculative.history.exchange"
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,8 @@ BROKEN = [
            allowed="only without speculation", fix=f"{WAR}.speculative.enabled=false"),
     broken(f"{WAR}.speculative.history.max_group_share=1.5", key=f"{WAR}.speculative.history.max_group_share",
            value="1.5", allowed="at most 1", fix=f"{WAR}.speculative.history.max_group_share"),
+    broken(f"{EXCHANGE}.when=always", key=f"{EXCHANGE}.when", value="'always'",
+           allowed="step or live or off", fix=f"{EXCHANGE}.when=step"),
     broken("++policy.generation.min_p=0.1", key="policy.generation.min_p", value="0.1",
            allowed="temperature", fix="remove"),
     broken(f"{WAR}.enabled=false", f"{WAR}.ab_every=2", key=f"{WAR}.ab_every", value="2", allowed="null",
@@ -210,6 +213,11 @@ def test_a_checked_configuration_can_be_written_and_read_again(tmp_path: Path):
     copy = tmp_path / "copy.yaml"
     copy.write_text(yaml.safe_dump(config.model_dump(mode="json")))
     assert RunConfig.load(copy) == config
+
+
+def test_a_bare_off_which_yaml_takes_for_false_switches_the_exchange_off():
+    config = RunConfig.load(EXEMPLAR, [f"{EXCHANGE}.when=off"])
+    assert config.policy.generation.war.speculative.history.exchange.when == "off"
 
 
 def test_engine_arguments_hold_what_vllm_calls_them_and_whatever_was_added():

@@ -167,10 +167,10 @@ def test_a_last_line_that_lacks_only_its_newline_counts(tmp_path):
 
 def test_kinds_and_fields_of_newer_versions_are_skipped_and_counted(tmp_path):
     newer = json.loads(encode(STEP[0])) | {"field_of_tomorrow": [1, 2]}
-    lines = [json.dumps({"kind": "ExchangeRecord", "bytes": 5})] * 3 + [json.dumps(newer)]
+    lines = [json.dumps({"kind": "RecordOfTomorrow", "bytes": 5})] * 3 + [json.dumps(newer)]
     stream = read(with_bytes(written(tmp_path, STEP), "\n".join(lines).encode()))
     assert stream.records == (*STEP, STEP[0])
-    assert stream.damage == ("3 records of unknown kinds skipped (newer version?): 'ExchangeRecord'",)
+    assert stream.damage == ("3 records of unknown kinds skipped (newer version?): 'RecordOfTomorrow'",)
 
 
 def test_a_newer_schema_is_said_with_what_to_do(tmp_path):

@@ -327,6 +327,50 @@ def test_an_import_leaves_a_running_turn_alone():
     assert texts(target) == {"a": TEXT[:50].tolist()}
 
 
+def test_a_longer_text_of_a_trajectory_that_is_known_is_taken_in_and_a_shorter_one_is_not():
+    source, target = SuffixHistory(4096, K), SuffixHistory(4096, K)
+    for length, taken in ((100, 1), (250, 1), (180, 0)):
+        source.end(begin(source, "a", TEXT[:length]))
+        assert target.import_sequences(source.export_sequences().cut({"a": length})) == taken
+    assert texts(target) == {"a": TEXT[:250].tolist()}
+    target.check_integrity()
+
+
+def test_final_text_takes_the_place_of_drafts_behind_a_stop_string_though_these_be_longer():
+    source, target = SuffixHistory(4096, K), SuffixHistory(4096, K)
+    slot = begin(target, "a", TEXT[:100])
+    feed(target, slot, [1, 2, 3, 4])
+    target.end(slot)
+    source.end(begin(source, "a", TEXT[:102]))
+    assert target.import_sequences(source.export_sequences()) == 1
+    assert texts(target) == {"a": TEXT[:102].tolist()}
+    target.check_integrity()
+
+
+def test_an_import_pushes_out_what_ended_longest_ago_and_no_running_turn():
+    source, target = SuffixHistory(8192, K), SuffixHistory(512, K)
+    target.end(begin(target, "old", np.arange(128) + 600))
+    begin(target, "live", np.arange(128) + 800)
+    source.end(begin(source, "a", TEXT[:300]))
+    source.end(begin(source, "too long", TEXT[1:]))
+    source.end(begin(source, "longer than all", np.tile(TEXT, 4)))
+    assert target.import_sequences(source.export_sequences({"a", "longer than all"})) == 1
+    assert set(texts(target)) == {"live", "a"}
+    target.import_sequences(source.export_sequences({"too long"}))
+    assert texts(target)["live"] == list(range(800, 928))
+    target.check_integrity()
+
+
+def test_an_import_keeps_to_the_share_of_a_group():
+    source, target = SuffixHistory(8192, K), SuffixHistory(8192, K, max_group_tokens=250)
+    for number in range(4):
+        source.end(begin(source, f"t{number}", np.arange(100) + 100 * number))
+    target.end(begin(target, "other", np.arange(200) + 600, group="h"))
+    assert target.import_sequences(source.export_sequences()) == 4
+    assert list(texts(target)) == ["other", "t2", "t3"]
+    target.check_integrity()
+
+
 def test_names_can_be_chosen_for_an_export():
     history = SuffixHistory(4096, K)
     for name in "abc":

@@ -9,10 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nemo_war.config import HistoryConfig, SpeculativeConfig
+from nemo_war.config import HistoryConfig, SpeculativeConfig, WarConfig
 from nemo_war.errors import UserError
+from nemo_war.generation.embedded.engine import EngineSpec
+from nemo_war.generation.embedded.memory_file import memory_file
+from nemo_war.generation.embedded.replica import Replica
+from nemo_war.generation.extension import WarExtension
 from nemo_war.metadata import TurnMetadata
 from nemo_war.speculative import proposer as proposers
+from nemo_war.speculative.archive import encode
+from nemo_war.speculative.history import SuffixHistory
 from nemo_war.speculative.proposer import SuffixProposer
 
 MAX_MODEL_LEN = 256
@@ -346,6 +352,87 @@ def test_a_damaged_history_is_refused_or_left_out_as_configured(runner: Runner, 
     with pytest.raises(UserError, match="not a suffix history"):
         runner.proposer.restore(str(path), empty_if_damaged=False)
     assert runner.proposer.restore(str(path), empty_if_damaged=True) == 0
+
+
+def test_another_replica_learns_the_text_up_to_where_the_host_says_it_ends(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = make(monkeypatch)
+    runner.add("a", [1, 5, 6, 7])
+    runner.step({"a": PATTERN})
+    runner.leave("a")  # over, and not seen by the proposer yet
+    with memory_file("test") as file:
+        assert runner.proposer.export_history(file.path, {"a": 10, "unknown": 3}) == 1
+        assert other.proposer.import_history(file.path) == 1
+        assert other.proposer.import_history(file.path) == 0
+    assert other.proposer.statistics()["history_tokens"] == 10
+    other.add("b", [1, 5, 6, 7])
+    assert other.step({"b": PATTERN[:3]})["b"] == PATTERN[3:6]
+
+
+async def test_histories_go_from_replica_to_replica_through_their_workers(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but Ray and vLLM's own call between a replica and its worker."""
+
+    class Local(Replica):
+        worker: WarExtension
+
+        async def call(self, method: str, *arguments: Any) -> Any:
+            return getattr(self.worker, method)(*arguments)
+
+    replicas = [Local(number, EngineSpec("/m", {}, WarConfig())) for number in range(2)]
+    for replica, each in zip(replicas, (runner, make(monkeypatch)), strict=True):
+        replica.worker = WarExtension()
+        replica.worker.model_runner = SimpleNamespace(drafter=each.proposer)
+    runner.add("a", [1, 5, 6, 7])
+    runner.step({"a": PATTERN})
+    blob = await replicas[0].export_history({"a": 12})
+    assert blob is not None
+    assert (blob.dtype, blob.ndim) == (np.uint8, 1)
+    blob.flags.writeable = False  # as Ray's views are
+    assert await replicas[1].import_history(blob) == 1
+    assert await replicas[1].import_history(blob) == 0
+    assert await replicas[1].export_history({"unknown": 3}) is None
+    stock = Replica(0, EngineSpec("/m", {}, None))
+    assert (await stock.export_history({"a": 12}), await stock.import_history(blob)) == (None, 0)
+
+
+def test_a_turn_that_is_over_does_not_keep_a_longer_text_of_its_trajectory_out(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = make(monkeypatch)
+    for each, prompt in ((runner, [1, 5, 6, 7]), (other, [1, 5, 6, 7, *PATTERN, 8])):
+        each.add("a", prompt)
+        each.step({"a": PATTERN})
+    runner.leave("a")
+    with memory_file("test") as file:
+        other.proposer.export_history(file.path, None)
+        assert runner.proposer.import_history(file.path) == 1
+    assert runner.proposer.statistics()["history_tokens"] == 4 + 2 * len(PATTERN) + 1
+    runner.proposer.history.check_integrity()
+
+
+def test_what_another_model_sampled_is_refused(runner: Runner, tmp_path: Any) -> None:
+    path = tmp_path / "foreign"
+    foreign = SuffixHistory(1024, 4)
+    foreign.end(foreign.begin("a", "g", 0, np.array([VOCABULARY], np.int32)))
+    path.write_bytes(encode(foreign.export_sequences()))
+    with pytest.raises(UserError, match="beyond this model's vocabulary"):
+        runner.proposer.import_history(str(path))
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(UserError, match="damaged"):
+        runner.proposer.import_history(str(path))
+    assert runner.proposer.statistics()["history_tokens"] == 0
+
+
+def test_nothing_to_tell_leaves_the_file_empty(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    idle = make(monkeypatch, rank=1)
+    with memory_file("test") as file:
+        assert runner.proposer.export_history(file.path, {"unknown": 3}) == 0
+        assert idle.proposer.export_history(file.path, None) == 0
+        assert idle.proposer.import_history(file.path) == 0
+        assert len(file.read()) == 0
 
 
 def test_a_disk_that_is_full_is_counted_and_the_run_goes_on(

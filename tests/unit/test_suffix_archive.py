@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from nemo_war.errors import UserError
+from nemo_war.speculative.archive import Sequence, Sequences, decode, encode
 from nemo_war.speculative.history import SuffixHistory
 
 
@@ -49,6 +50,27 @@ def test_an_empty_history_is_saved_and_loaded(tmp_path):
 
 def test_only_the_owner_may_read_the_file(saved):
     assert stat.S_IMODE(os.stat(saved).st_mode) == 0o600
+
+
+def test_bytes_need_no_file():
+    tokens, sampled = np.arange(20, dtype=np.int32), np.arange(20) % 3 == 0
+    sequences = Sequences.join(
+        [Sequence("a", "g", 3, tokens, sampled), Sequence("b", "h", 4, tokens, ~sampled)]
+    )
+    again = decode(encode(sequences), "of a test")
+    assert (again.trajectories, again.groups, again.epochs.tolist()) == (("a", "b"), ("g", "h"), [3, 4])
+    assert again.tokens.tolist() == sequences.tokens.tolist()
+    assert again.sampled.tolist() == sequences.sampled.tolist()
+    with pytest.raises(UserError, match="suffix history of a test: damaged"):
+        decode(encode(sequences)[:-1], "of a test")
+
+
+def test_sequences_are_cut_to_lengths_and_those_not_named_stay_whole():
+    tokens, sampled = np.arange(20, dtype=np.int32), np.zeros(20, bool)
+    sequences = Sequences.join([Sequence(name, "g", 0, tokens, sampled) for name in "abc"])
+    cut = sequences.cut({"a": 5, "c": 99})
+    assert [len(each.tokens) for each in cut.rows()] == [5, 20, 20]
+    assert [len(each.sampled) for each in cut.rows()] == [5, 20, 20]
 
 
 def test_any_flipped_byte_is_noticed(saved):

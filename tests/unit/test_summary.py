@@ -27,6 +27,7 @@ from records_builder import (
 
 from nemo_war.report.summary import MODES, summarize, to_json, write
 from nemo_war.telemetry.records import (
+    ExchangeRecord,
     Pass,
     RefitRecord,
     ReliabilityRecord,
@@ -78,6 +79,14 @@ def test_prefill_is_what_the_cache_did_not_give():
     assert war["cached_tokens"] == TURNS_OF_A_PASS * CACHED["war"]
     assert war["prefill_tokens"] == TURNS_OF_A_PASS * PROMPT_TOKENS - war["cached_tokens"]
     assert war["prefix_hit_rate"] == pytest.approx(CACHED["war"] / PROMPT_TOKENS)
+
+
+def test_what_replicas_told_each_other_is_counted_for_one_pass():
+    modes = summarize(changed(fixed_work(), WAR, ExchangeRecord, failed=6))["modes"]
+    assert modes["war"]["exchanged_tokens"] == STEPS * 500
+    assert modes["war"]["exchange_seconds"] == pytest.approx(STEPS * 0.25)
+    assert (modes["war"]["exchange_failures"], modes["war"]["exchange_dropped"]) == (2, STEPS * 3)
+    assert modes["baseline"]["exchanged_tokens"] == 0
 
 
 def test_the_acceptance_length_includes_the_bonus_token():

@@ -12,7 +12,7 @@ from nemo_war.report.main import report
 from nemo_war.report.summary import summarize
 from nemo_war.report.table import WIDTH, print_report
 from nemo_war.telemetry.log import EventLog
-from nemo_war.telemetry.records import Pass, RefitRecord, ReplicaRecord, StepRecord
+from nemo_war.telemetry.records import ExchangeRecord, Pass, RefitRecord, ReplicaRecord, StepRecord
 
 RUN = Path("runs/latest")
 
@@ -53,6 +53,12 @@ def test_a_damaged_and_slower_run_still_fits_one_screen():
     records = changed(full_run(), Pass("war", "fixed", 1), RefitRecord, kv_reset_ok=False)
     records = changed(records, Pass("war", "fixed", 1), ReplicaRecord, errors=5)
     assert len(rendered(records, damage=["line 3: not JSON"] * 2).splitlines()) <= 45
+
+
+def test_history_that_did_not_reach_every_replica_is_said():
+    records = changed(full_run(), Pass("war", "fixed", 1), ExchangeRecord, failed=3)
+    assert "History was not told to every replica 1 times a pass; it came again later" in sentence(records)
+    assert "History was not told" not in sentence(full_run())
 
 
 def test_it_is_plain_text_without_a_terminal_and_coloured_on_one():

@@ -26,7 +26,8 @@ Orders, all of which may be given together:
     fail_<place>      so many times an exception there; the engine lives on. Not at `step`.
     refuse_reset      so many times the prefix cache is not reset, and the answer says so
     pretend_reset     so many times it is not reset, and the answer says that it was
-    wrong_digest      so many transfers arrive damaged: a bit of the memory file has changed
+    wrong_digest      so many transfers of weights arrive damaged: a bit of the memory file has changed
+    damage_import     the same of histories
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ FAKE = Path(__file__).parent / "fake"
 """The folder to put in front of `sys.path`, so that `vllm` is the fake engine."""
 
 _ENDS = ("die_at", "freeze_at", "hang_at", "break_at")
-_COUNTED = ("refuse_reset", "pretend_reset", "wrong_digest")
+_COUNTED = ("refuse_reset", "pretend_reset", "wrong_digest", "damage_import")
 _STEP_MS = 1.0
 
 _log = logging.getLogger(__name__)

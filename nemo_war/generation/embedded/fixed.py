@@ -41,7 +41,7 @@ class FixedWork:
     async def _replay(self, which: Pass, on_step: Callable[[], None]) -> None:
         """One pass: empty history, then the recorded weights and work step by step."""
         fleet = self._fleets[which.mode]
-        await fleet.ask("clear_history")
+        await fleet.clear_history()
         rollouts, meter = self._place.rollouts(fleet, which.mode), DraftMeter(fleet)
         for step, recorded in enumerate(self._steps):
             refit = await self._place.refit(which, fleet, recorded.weights)

@@ -16,10 +16,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import ray
 
-from nemo_war.config import HealthConfig, RefitConfig
+from nemo_war.config import ExchangeConfig, HealthConfig, RefitConfig
 from nemo_war.generation.embedded.actors import Actors, ReplicaLostError
 from nemo_war.generation.embedded.engine import EngineSpec
+from nemo_war.generation.embedded.history_exchange import HistoryExchange
 from nemo_war.generation.embedded.refitting import Refitting
 from nemo_war.generation.embedded.replica import ABORTED, Replica
 from nemo_war.generation.embedded.turn import Answer, Turn
@@ -54,6 +56,9 @@ class Fleet:
 
     One event loop drives it. `generate` may be called many times at once; `refit`
     holds new turns back until it is over.
+
+    Attributes:
+        exchange: what its replicas tell each other.
     """
 
     replica_class: type = Replica
@@ -92,6 +97,7 @@ class Fleet:
         self._weights: Weights | None = None
         self._weights_change = asyncio.Lock()
         self._gone: dict[int, str] = {}
+        self.exchange = HistoryExchange(_exchange_of(spec), self._numbers, self.ask_one, ray.put)
         self._cycle = RefitCycle(
             self._numbers,
             in_flight=refit.in_flight,
@@ -175,9 +181,13 @@ class Fleet:
                 TurnFacts(turn.metadata, len(turn.prompt), turn.max_new_tokens, prompt)
             )
             outcome = None
+            self.exchange.placed(turn.metadata, placement.replica)
             try:
                 answer = await self._ask_for(turn, placement)
                 if answer.finish_reason != ABORTED:
+                    self.exchange.finished(
+                        turn.metadata, placement.replica, len(turn.prompt) + len(answer.tokens)
+                    )
                     outcome = Outcome(len(answer.tokens), answer.cached_tokens)
                     return placement.replica, answer
             except ReplicaLostError as error:
@@ -271,6 +281,11 @@ class Fleet:
         """
         return await self._actors.ask(number, method, *arguments)
 
+    async def clear_history(self) -> None:
+        """Empty all histories, for repeats that must not help each other."""
+        await self.ask("clear_history")
+        self.exchange.cleared(self.serving)
+
     async def commit(self, lengths: Mapping[int, dict[str, int]]) -> None:
         """Tell each replica the final lengths, in tokens, of the trajectories it served."""
         telling = [self._actors.ask(number, "commit", each) for number, each in lengths.items()]
@@ -290,7 +305,10 @@ class Fleet:
                 return False
             await self._refitting.rejoin(number, self._weights)
         self._pump()
-        return self._cycle.serves(number)
+        serves = self._cycle.serves(number)
+        if serves:
+            await self.exchange.seed(number)
+        return serves
 
     def _give_up(self, number: int, reason: str) -> None:
         """That replica will not be back; without any other the fleet serves no more."""
@@ -308,6 +326,7 @@ class Fleet:
         if transition.after is Stage.FENCED:
             self._watch.fenced(number)
             self._facts[number] = replace(self._facts[number], healthy=False)
+            self.exchange.lost(number)
             for dispatcher in self._dispatchers:
                 dispatcher.lost(number)
         elif transition.after is Stage.SERVING:
@@ -328,3 +347,10 @@ class Fleet:
     def _raise_if_failed(self) -> None:
         if failure := self._failure():
             raise failure
+
+
+def _exchange_of(spec: EngineSpec) -> ExchangeConfig:
+    """Replicas without drafter have nothing to tell."""
+    if spec.war is None or not spec.speculates:
+        return ExchangeConfig(when="off")
+    return spec.war.speculative.history.exchange

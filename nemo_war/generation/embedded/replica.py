@@ -9,9 +9,12 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from nemo_war import snapshot
 from nemo_war.generation.embedded import sampling
 from nemo_war.generation.embedded.engine import EngineSpec
+from nemo_war.generation.embedded.memory_file import memory_file
 from nemo_war.generation.embedded.turn import Answer, Turn
 from nemo_war.speculative.archive import SUFFIX
 
@@ -113,14 +116,9 @@ class Replica:
                 object store. The engine lives in another process, which reads it from
                 an anonymous memory file; nothing is written to a disk.
         """
-        descriptor = os.memfd_create(f"weights-{self._number}")
-        try:
-            view = memoryview(blob).cast("B")
-            while view:
-                view = view[os.write(descriptor, view) :]
-            return await self.call("war_load_weights", f"/proc/{os.getpid()}/fd/{descriptor}")
-        finally:
-            os.close(descriptor)
+        with memory_file(f"weights-{self._number}") as file:
+            file.write(blob)
+            return await self.call("war_load_weights", file.path)
 
     async def reset_caches(self) -> bool:
         """Make the KV of the old weights unreachable, running requests included.
@@ -166,6 +164,36 @@ class Replica:
 
     def _stem(self, folder: str) -> str:
         return f"{folder}/replica-{self._number}"
+
+    async def export_history(self, lengths: dict[str, int] | None = None) -> np.ndarray | None:
+        """What the drafter remembers of these trajectories, for other replicas.
+
+        Args:
+            lengths: by trajectory, how many of its tokens; None: all that is remembered.
+
+        Returns:
+            [bytes] uint8 array that `import_history` takes; None if there is nothing to tell.
+        """
+        if not self._spec.speculates:
+            return None
+        with memory_file(f"history-{self._number}") as file:
+            told = await self.call("war_export_history", file.path, lengths)
+            return file.read() if told else None
+
+    async def import_history(self, blob: Any) -> int:
+        """Learn what another replica exported.
+
+        Args:
+            blob: [bytes] uint8 array, a view into Ray's object store.
+
+        Returns:
+            How many trajectories were news.
+        """
+        if not self._spec.speculates:
+            return 0
+        with memory_file(f"history-{self._number}") as file:
+            file.write(blob)
+            return int(await self.call("war_import_history", file.path))
 
     async def reliability(self) -> list[tuple[float, float, int]]:
         """How predicted acceptance compares with what was accepted, since the start."""

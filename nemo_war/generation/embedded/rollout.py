@@ -6,14 +6,16 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from nemo_war.generation.embedded.fleet import Fleet
+from nemo_war.generation.embedded.history_exchange import Exchanged
 from nemo_war.generation.embedded.script import RecordedTurn, Script
 from nemo_war.generation.embedded.turn import Answer, Turn
 from nemo_war.generation.refit import RefitError
 from nemo_war.metadata import TurnMetadata
 from nemo_war.routing.policy import Policy
-from nemo_war.telemetry.records import Pass, TurnRecord
+from nemo_war.telemetry.records import ExchangeRecord, Pass, TurnRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class Trajectory:
 
 
 class Rollouts:
-    """Rolls trajectories out on a fleet, and records every turn.
+    """Rolls trajectories out on a fleet, and records every turn and every exchange of history.
 
     Attributes:
         policy: of placement.
@@ -84,7 +86,7 @@ class Rollouts:
         self,
         fleet: Fleet,
         policy: Policy,
-        record: Callable[[TurnRecord], None],
+        record: Callable[[TurnRecord | ExchangeRecord], None],
         clock: Callable[[], float],
     ) -> None:
         self.policy = policy
@@ -112,20 +114,37 @@ class Rollouts:
                 trajectory = await self._roll(which, step, start)
             finally:
                 self._dispatcher.end(start.name)
+            self._fleet.exchange.ended(start.name, len(trajectory.tokens))
             on_done()
             return trajectory
 
-        tasks = [asyncio.create_task(one(start)) for start in starts]
-        try:
-            done = await asyncio.gather(*tasks)
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            raise
-        makespan = time.perf_counter() - started
+        async with self._fleet.exchange.step(partial(self._report, which, step)):
+            tasks = [asyncio.create_task(one(start)) for start in starts]
+            try:
+                done = await asyncio.gather(*tasks)
+            except BaseException:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                raise
+            makespan = time.perf_counter() - started
         await self._commit(done)
+        await self._fleet.exchange.end_step()
         return done, makespan
+
+    def _report(self, which: Pass, step: int, when: str, done: Exchanged) -> None:
+        self._record(
+            ExchangeRecord(
+                run=which,
+                step=step,
+                when=when,
+                batches=done.batches,
+                tokens=done.tokens,
+                seconds=done.seconds,
+                failed=done.failed,
+                dropped=done.dropped,
+            )
+        )
 
     async def _roll(self, which: Pass, step: int, start: Start) -> Trajectory:
         prompt = start.script.prompt

@@ -145,9 +145,10 @@ class EngineCore:
         words = {method, *method.split("_")} - {"load"}  # which is a place of its own, amid the weights
         self._faults.at(*words)
         for argument in arguments:
-            is_memory_file = isinstance(argument, str) and argument.startswith("/proc/")
-            if is_memory_file and self._faults.takes("wrong_digest"):
-                _damage(argument)
+            if isinstance(argument, str) and argument.startswith("/proc/"):
+                order = {"load": "wrong_digest", "import": "damage_import"}.get(method.split("_")[1], "")
+                if self._faults.takes(order):
+                    _damage(argument)
         return [getattr(self._worker, method)(*arguments, **keywords)]
 
     def _run(self) -> None:
