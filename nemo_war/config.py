@@ -123,6 +123,11 @@ class RoutingConfig(StrictModel):
         "sticky: all turns of a trajectory on one replica. The others are to compare with.",
     )
     seed: int = Field(0, ge=0, description="Breaks ties between equally loaded replicas.")
+    shared: bool = Field(
+        False,
+        description="true: the scheduler is a Ray actor of its own, as it must be where several processes "
+        "place turns. While it does not answer, turns are placed by consistent hashing.",
+    )
 
 
 class RefitConfig(StrictModel):

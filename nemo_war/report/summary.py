@@ -16,91 +16,28 @@ import statistics
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from nemo_war.report.passes import PassRecords, by_pass
 from nemo_war.telemetry.records import (
-    ExchangeRecord,
-    Pass,
+    OutageRecord,
     Record,
     RefitRecord,
     ReliabilityRecord,
     ReplicaRecord,
     ResumeRecord,
     StepRecord,
-    TransitionRecord,
-    TurnRecord,
 )
 
 SCHEMA = 1
-MODES = ("baseline", "sticky", "war")
-"""The order in which modes are shown; the first one present is what the others are checked against."""
-
 BOOTSTRAP_SAMPLES = 2_000
 """Enough for steady 2.5 % and 97.5 % points; a run has a handful of repeats, so this takes milliseconds."""
 BOOTSTRAP_SEED = 0
 """Fixed, so that the same log always gives the same report."""
 
 Json = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class PassRecords:
-    """The records of one pass, in the order they were written."""
-
-    run: Pass
-    turns: tuple[TurnRecord, ...]
-    replicas: tuple[ReplicaRecord, ...]
-    steps: tuple[StepRecord, ...]
-    refits: tuple[RefitRecord, ...]
-    reliability: tuple[ReliabilityRecord, ...] = ()
-    resumes: tuple[ResumeRecord, ...] = ()
-    exchanges: tuple[ExchangeRecord, ...] = ()
-
-    @classmethod
-    def of(cls, run: Pass, records: Sequence[Record]) -> PassRecords:
-        """Sort the records of one pass by kind."""
-        return cls(
-            run,
-            turns=tuple(r for r in records if isinstance(r, TurnRecord)),
-            replicas=tuple(r for r in records if isinstance(r, ReplicaRecord)),
-            steps=tuple(r for r in records if isinstance(r, StepRecord)),
-            refits=tuple(r for r in records if isinstance(r, RefitRecord)),
-            reliability=tuple(r for r in records if isinstance(r, ReliabilityRecord)),
-            resumes=tuple(r for r in records if isinstance(r, ResumeRecord)),
-            exchanges=tuple(r for r in records if isinstance(r, ExchangeRecord)),
-        )
-
-    @property
-    def name(self) -> str:
-        """How sentences call this pass."""
-        return f"{self.run.mode} " + ("live" if self.run.phase == "live" else f"repeat {self.run.repeat}")
-
-    @property
-    def makespan_s(self) -> float:
-        """Seconds spent on rollouts, over all steps; training and refits are not in it."""
-        return sum(step.rollout_s for step in self.steps)
-
-    @property
-    def output_tokens(self) -> int:
-        """Tokens generated and kept, by the turns' own account."""
-        return sum(turn.output_tokens for turn in self.turns)
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of all prompts, cached or not, by the turns' own account."""
-        return sum(turn.prompt_tokens for turn in self.turns)
-
-    @property
-    def truncations(self) -> int:
-        """Trajectories cut off by a limit."""
-        return sum(step.truncations for step in self.steps)
-
-    @property
-    def errors(self) -> int:
-        """Requests that failed."""
-        return sum(step.errors for step in self.steps)
 
 
 def summarize(records: Iterable[Record], damage: Sequence[str] = ()) -> Json:
@@ -110,7 +47,7 @@ def summarize(records: Iterable[Record], damage: Sequence[str] = ()) -> Json:
         records: the records of one run, in the order they were written.
         damage: what the reader of the log could not read, passed through.
     """
-    passes, notes = _finished(_by_pass(records))
+    passes, notes = _finished(by_pass(records))
     fixed, set_aside = _complete_repeats([p for p in passes if p.run.phase == "fixed"])
     live = [p for p in passes if p.run.phase == "live"]
     invariants = _invariants(fixed)
@@ -126,7 +63,7 @@ def summarize(records: Iterable[Record], damage: Sequence[str] = ()) -> Json:
         "reliability": _reliability(passes),
         "ab": _alternation(live),
         "resumed": next((_resumed(resume) for p in live for resume in p.resumes), None),
-        "notes": [*notes, *set_aside],
+        "notes": [*notes, *set_aside, *filter(None, map(_without_scheduler, passes))],
         "damage": list(damage),
     }
     return {key: _finite(value) for key, value in summary.items()}
@@ -152,20 +89,6 @@ def write(path: Path, summary: Mapping[str, Any]) -> None:
 
 
 # --- which records belong together -------------------------------------------------------
-
-
-def _by_pass(records: Iterable[Record]) -> list[PassRecords]:
-    """Group by pass, modes in the order of `MODES`; validation rollouts are nobody's work."""
-    groups: dict[Pass, list[Record]] = defaultdict(list)
-    for record in records:
-        if not isinstance(record, TransitionRecord) and record.run.phase != "validation":
-            groups[record.run].append(record)
-    passes = [PassRecords.of(run, group) for run, group in groups.items()]
-    return sorted(passes, key=lambda p: (_rank(p.run.mode), p.run.phase, p.run.repeat))
-
-
-def _rank(mode: str) -> tuple[int, str]:
-    return (MODES.index(mode) if mode in MODES else len(MODES), mode)
 
 
 def _finished(passes: Sequence[PassRecords]) -> tuple[list[PassRecords], list[str]]:
@@ -199,6 +122,19 @@ def _complete_repeats(fixed: Sequence[PassRecords]) -> tuple[list[PassRecords], 
         for p in fixed
         if p.run not in runs
     ]
+
+
+def _without_scheduler(p: PassRecords) -> str | None:
+    """A shared scheduler that does not answer costs speed, which the figures of this pass then show."""
+    lost = [each for each in p.outages if each.fallbacks or each.outages]
+    if not lost:
+        return None
+    fallbacks, outages = sum(each.fallbacks for each in lost), sum(each.outages for each in lost)
+    seconds = sum(each.seconds_out for each in lost)
+    return (
+        f"{p.name}: {fallbacks:,} turns were placed by consistent hashing, as the scheduler did not answer; "
+        f"outages: {outages}, {seconds:.1f} s in all, the last reason: {lost[-1].reason}"
+    )
 
 
 # --- figures of one mode -----------------------------------------------------------------
@@ -236,6 +172,7 @@ def _mode(passes: Sequence[PassRecords]) -> Json:
         "reward_mean": _ratio(sum(step.reward_mean * step.trajectories for step in steps), trajectories),
         "truncations": _per_pass(sum(p.truncations for p in passes), count),
         "errors": _per_pass(sum(p.errors for p in passes), count),
+        "fallbacks": _fallbacks([outage for p in passes for outage in p.outages], count),
         "refit_seconds": statistics.median(sum(refit.seconds for refit in p.refits) for p in passes),
         **_sharing(passes),
     }
@@ -267,6 +204,10 @@ def _sharing(passes: Sequence[PassRecords]) -> Json:
         "exchange_failures": _per_pass(sum(e.failed for e in exchanges), len(passes)),
         "exchange_dropped": _per_pass(sum(e.dropped for e in exchanges), len(passes)),
     }
+
+
+def _fallbacks(outages: Sequence[OutageRecord], passes: int) -> float | None:
+    return _per_pass(sum(each.fallbacks for each in outages), passes) if outages else None
 
 
 def _per_pass(total: int, passes: int) -> float:

@@ -216,6 +216,25 @@ class ExchangeRecord:
     dropped: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class OutageRecord:
+    """What of a step was done without its scheduler, where that is shared; see `SharedDispatcher`.
+
+    Attributes:
+        fallbacks: turns that were placed by consistent hashing instead.
+        outages: times the scheduler went away.
+        seconds_out: how long it was away, all outages together.
+        reason: of the last of these turns; empty where there was none.
+    """
+
+    run: Pass
+    step: int
+    fallbacks: int = 0
+    outages: int = 0
+    seconds_out: float = 0.0
+    reason: str = ""
+
+
 Record = (
     TurnRecord
     | ReplicaRecord
@@ -225,4 +244,5 @@ Record = (
     | TransitionRecord
     | ResumeRecord
     | ExchangeRecord
+    | OutageRecord
 )

@@ -92,6 +92,25 @@ def test_an_interrupted_run_leaves_no_process_and_says_so(tmp_path: Path, signum
 
 
 @pytest.mark.full
+def test_a_run_with_a_shared_scheduler_does_the_same_work_without_an_outage(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    key = "policy.generation.war.routing.shared=true"
+    done = subprocess.run(
+        command("run", str(SMOKE), key, "--compare", "--json", "--run-dir", str(run_dir)),
+        env=os.environ | {"NEMO_WAR_TEST_MARK": str(run_dir)},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    summary = json.loads(done.stdout)
+    assert summary["invariants"]["ok"] is True
+    assert summary["modes"]["war"]["fallbacks"] == summary["live"]["war"]["fallbacks"] == 0
+    assert summary["modes"]["baseline"]["fallbacks"] is None
+    assert wait_until_gone(run_dir) == []
+
+
+@pytest.mark.full
 def test_ab_by_steps_shows_both_sides_of_one_live_run(tmp_path: Path) -> None:
     key = "policy.generation.war.ab_every=1"
     done = subprocess.run(

@@ -57,7 +57,7 @@ def fill(folder: Path, seed: int = 0) -> None:
         history,
         Tables(history.calibration, step_time, DraftPricer(step_time)),
     )
-    save_policy(folder / WAR, WorkloadAware())
+    save_policy(folder / WAR, WorkloadAware().state())
 
 
 def save(folder: Path, step: int, *overrides: str) -> None:
@@ -347,10 +347,10 @@ def test_what_a_run_may_change_when_it_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_policy_without_state_writes_none_and_takes_none(tmp_path: Path) -> None:
-    save_policy(tmp_path, Sticky())
+    save_policy(tmp_path, Sticky().state())
     assert names(tmp_path) == []
     restore_policy(tmp_path, WorkloadAware())
-    save_policy(tmp_path, WorkloadAware())
+    save_policy(tmp_path, WorkloadAware().state())
     restore_policy(tmp_path, Sticky())
 
 

@@ -15,7 +15,6 @@ from nemo_war.generation.embedded.script import TurnLimits, Verdict
 from nemo_war.generation.embedded.turn import Answer, Turn
 from nemo_war.metadata import TurnMetadata
 from nemo_war.routing.round_robin import RoundRobin
-from nemo_war.routing.scheduler import Scheduler
 from nemo_war.speculative.archive import decode, encode
 from nemo_war.speculative.history import SuffixHistory
 from nemo_war.telemetry.records import ExchangeRecord, Pass
@@ -227,7 +226,8 @@ async def test_after_histories_were_emptied_what_was_known_is_not_taken_for_know
 class FakeDispatcher:
     """Of a fleet that places turns by itself."""
 
-    scheduler = Scheduler(RoundRobin())
+    def begin_step(self, trajectories: int) -> None:
+        """It does not matter."""
 
     def end(self, trajectory: str) -> None:
         """Nothing is held for it."""
@@ -278,7 +278,7 @@ class TwoTurns:
 
 async def roll_out(fleet: FakeFleet, phase: str) -> list[ExchangeRecord]:
     records: list[Any] = []
-    rollouts = Rollouts(fleet, RoundRobin(), records.append, lambda: 0.0)
+    rollouts = Rollouts(fleet, fleet.dispatcher(RoundRobin()), records.append, lambda: 0.0)
     starts = [Start(name, "g", TwoTurns()) for name in ("a", "b", "broken")]
     await rollouts.run(Pass("war", phase), 0, starts, lambda: None)
     return [each for each in records if isinstance(each, ExchangeRecord)]

@@ -162,6 +162,7 @@ def _no_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(
         live, "share_weights", lambda blob: Weights(blob, hashlib.blake2b(blob).hexdigest(), len(blob))
     )
+    monkeypatch.setattr("nemo_war.generation.embedded.fleet.ray.put", lambda blob: blob)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

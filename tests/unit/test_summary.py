@@ -25,9 +25,11 @@ from records_builder import (
     resumed_run,
 )
 
-from nemo_war.report.summary import MODES, summarize, to_json, write
+from nemo_war.report.passes import MODES
+from nemo_war.report.summary import summarize, to_json, write
 from nemo_war.telemetry.records import (
     ExchangeRecord,
+    OutageRecord,
     Pass,
     RefitRecord,
     ReliabilityRecord,
@@ -223,6 +225,22 @@ def test_turns_of_a_step_that_never_ended_are_left_out_and_said():
     summary = summarize([*live_run(), *unfinished])
     assert summary["live"] == summarize(live_run())["live"]
     assert summary["notes"] == ["war live: 8 turns of a step that did not finish are left out"]
+
+
+def test_turns_that_were_placed_without_the_scheduler_are_counted_and_said():
+    assert summarize(live_run())["live"]["war"]["fallbacks"] is None, "it was not shared"
+    live = Pass("war", "live")
+    quiet = [OutageRecord(live, step) for step in range(STEPS)]
+    summary = summarize([*live_run(), *quiet])
+    assert (summary["live"]["war"]["fallbacks"], summary["notes"]) == (0, [])
+    away = OutageRecord(live, 1, fallbacks=12, outages=2, seconds_out=3.21, reason="it died")
+    summary = summarize([*live_run(), *quiet, away])
+    assert summary["live"]["war"]["fallbacks"] == 12
+    assert summary["live"]["baseline"]["fallbacks"] is None
+    assert summary["notes"] == [
+        "war live: 12 turns were placed by consistent hashing, as the scheduler did not answer; "
+        "outages: 2, 3.2 s in all, the last reason: it died"
+    ]
 
 
 def test_refits_say_whether_every_replica_reset_its_cache():

@@ -31,7 +31,7 @@ class Steps:
         self._workload = Workload(engines.sizes, seed)
         self._draw = Random(f"steps {seed}")
         policy = WorkloadAware(Options(block_tokens=engines.spec.engine["block_size"]))
-        self._rollouts = Rollouts(fleet, policy, lambda record: None, time.monotonic)
+        self._rollouts = Rollouts(fleet, fleet.dispatcher(policy), lambda record: None, time.monotonic)
         self._probes = Probes(fleet)
 
     async def step(self) -> None:

@@ -30,6 +30,7 @@ from nemo_war.generation.embedded.config import RunConfig
 from nemo_war.generation.embedded.training_info import FileFacts, TrainingInfo
 from nemo_war.routing.policy import Policy
 from nemo_war.routing.workload_aware import WorkloadAware
+from nemo_war.snapshot import State
 from nemo_war.speculative import archive, learned
 
 POLICY, WAR = "policy", "war"
@@ -152,13 +153,12 @@ class Checkpoints:
                 shutil.rmtree(draft)
 
 
-def save_policy(folder: Path, policy: Policy) -> None:
-    """Write what placement learned into the `war` folder of a checkpoint.
+def save_policy(folder: Path, state: State | None) -> None:
+    """Write what placement learned, if anything, into the `war` folder of a checkpoint.
 
     Raises:
         OSError: it could not be written.
     """
-    state = policy.state()
     if state is not None:
         snapshot.write(folder / _SCHEDULER, state)
 

@@ -53,3 +53,4 @@ class FixedWork:
                 step_record(which, step, refit.epoch, makespan, trajectories, refit_s=refit.seconds)
             )
             on_step()
+        await rollouts.stop()

@@ -28,7 +28,9 @@ from nemo_war.generation.embedded.turn import Answer, Turn
 from nemo_war.generation.embedded.watch import Watch
 from nemo_war.generation.embedded.weights import Weights
 from nemo_war.generation.refit import Phase, RefitCycle, RefitError, Stage, Transition
-from nemo_war.routing.dispatcher import Dispatcher
+from nemo_war.generation.scheduling.dispatcher import SharedDispatcher
+from nemo_war.generation.scheduling.link import Link
+from nemo_war.routing.dispatcher import Dispatcher, Placer
 from nemo_war.routing.facts import Outcome, Placement, ReplicaFacts, TurnFacts
 from nemo_war.routing.policy import Policy
 from nemo_war.routing.scheduler import NoReplicaError, Scheduler
@@ -92,7 +94,7 @@ class Fleet:
         self._numbers = range(replicas)
         self._record = record
         self._facts = {number: ReplicaFacts(number, healthy=False) for number in self._numbers}
-        self._dispatchers: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
+        self._dispatchers: weakref.WeakSet[Placer] = weakref.WeakSet()
         self._changed = asyncio.Condition()
         self._weights: Weights | None = None
         self._weights_change = asyncio.Lock()
@@ -163,7 +165,13 @@ class Fleet:
         self._dispatchers.add(dispatcher)
         return dispatcher
 
-    async def generate(self, turn: Turn, dispatcher: Dispatcher) -> tuple[int, Answer]:
+    def shared_dispatcher(self, link: Link) -> SharedDispatcher:
+        """The same, where the scheduler is elsewhere, as it must be for several processes to place turns."""
+        dispatcher = SharedDispatcher(link, self._replicas, time.monotonic)
+        self._dispatchers.add(dispatcher)
+        return dispatcher
+
+    async def generate(self, turn: Turn, dispatcher: Placer) -> tuple[int, Answer]:
         """Place a turn and generate it; where its replica is lost or takes it back, once more.
 
         Returns:
@@ -224,7 +232,7 @@ class Fleet:
 
     def _running(self, replica: int) -> int:
         """Turns placed there, counted from the decision on: a refit must not overlook one on its way."""
-        return sum(dispatcher.scheduler.running_on(replica) for dispatcher in self._dispatchers)
+        return sum(dispatcher.running_on(replica) for dispatcher in self._dispatchers)
 
     def _replicas(self) -> list[ReplicaFacts] | None:
         return list(self._facts.values()) if self._cycle.admits else None
@@ -297,6 +305,7 @@ class Fleet:
         """Shut every engine down and leave no process behind; may be called twice."""
         await self._watch.stop()
         await self._actors.stop()
+        await asyncio.gather(*(dispatcher.stop() for dispatcher in self._dispatchers))
 
     async def _rejoin(self, number: int) -> bool:
         """Give a replica that is up again what the fleet has; not while a refit runs."""
@@ -322,8 +331,9 @@ class Fleet:
         self._record(transition)
         number = transition.replica
         if number is None:
-            return
-        if transition.after is Stage.FENCED:
+            if not self._cycle.admits:  # else replicas may have to resume first
+                self._pump()
+        elif transition.after is Stage.FENCED:
             self._watch.fenced(number)
             self._facts[number] = replace(self._facts[number], healthy=False)
             self.exchange.lost(number)

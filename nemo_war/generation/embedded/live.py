@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from nemo_war.errors import UserError
-from nemo_war.generation.embedded.checkpoint import POLICY, WAR, restore_policy, save_policy
+from nemo_war.generation.embedded.checkpoint import POLICY, WAR, save_policy
 from nemo_war.generation.embedded.dataset import Prompt
 from nemo_war.generation.embedded.fleet import Fleet
 from nemo_war.generation.embedded.policy_logprobs import Sample
@@ -45,7 +45,7 @@ class LivePass:
         self._fleet = fleet
         self._which = Pass(mode, "live")
         self._rollouts = place.rollouts(fleet, mode)
-        self._plain = Rollouts(fleet, RoundRobin(), place.log.append, place.clock)
+        self._plain = Rollouts(fleet, fleet.dispatcher(RoundRobin()), place.log.append, place.clock)
         self._meter = DraftMeter(fleet)
         self._trainer = Trainer(place.model, trainer_config(place))
         if place.resumed:
@@ -78,7 +78,6 @@ class LivePass:
         if resumed is None:
             return 0
         _raise_any(UserError, (await fleet.ask("restore_state", str(resumed.war))).values())
-        restore_policy(resumed.war, self._rollouts.policy)
         step = resumed.info.step
         self._place.log.append(
             ResumeRecord(self._which, step, fleet.epoch, weights.digest, str(resumed.folder))
@@ -95,7 +94,7 @@ class LivePass:
         with place.checkpoints.new(info) as folder:
             self._trainer.save(folder / POLICY)
             _raise_any(OSError, (await fleet.ask("save_state", str(folder / WAR))).values())
-            save_policy(folder / WAR, self._rollouts.policy)
+            save_policy(folder / WAR, await self._rollouts.placement_state())
         seconds = time.monotonic() - started
         stage(f"{self._label(done - 1)}: saved as {place.checkpoints.folder}/step_{done} in {seconds:.1f} s")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 
 from nemo_war.generation.embedded.fleet import Fleet
@@ -13,9 +13,11 @@ from nemo_war.generation.embedded.history_exchange import Exchanged
 from nemo_war.generation.embedded.script import RecordedTurn, Script
 from nemo_war.generation.embedded.turn import Answer, Turn
 from nemo_war.generation.refit import RefitError
+from nemo_war.generation.scheduling.dispatcher import SharedDispatcher
 from nemo_war.metadata import TurnMetadata
-from nemo_war.routing.policy import Policy
-from nemo_war.telemetry.records import ExchangeRecord, Pass, TurnRecord
+from nemo_war.routing.dispatcher import Placer
+from nemo_war.snapshot import State
+from nemo_war.telemetry.records import ExchangeRecord, OutageRecord, Pass, TurnRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +78,17 @@ class Trajectory:
 
 
 class Rollouts:
-    """Rolls trajectories out on a fleet, and records every turn and every exchange of history.
-
-    Attributes:
-        policy: of placement.
-    """
+    """Rolls trajectories out on a fleet, and records every turn and every exchange of history."""
 
     def __init__(
         self,
         fleet: Fleet,
-        policy: Policy,
-        record: Callable[[TurnRecord | ExchangeRecord], None],
+        dispatcher: Placer,
+        record: Callable[[TurnRecord | ExchangeRecord | OutageRecord], None],
         clock: Callable[[], float],
     ) -> None:
-        self.policy = policy
         self._fleet = fleet
-        self._dispatcher = fleet.dispatcher(policy)
+        self._dispatcher = dispatcher
         self._record = record
         self._clock = clock
 
@@ -106,7 +103,7 @@ class Rollouts:
         Raises:
             RefitError: the fleet serves no more.
         """
-        self._dispatcher.scheduler.begin_step(len(starts))
+        self._dispatcher.begin_step(len(starts))
         started = time.perf_counter()
 
         async def one(start: Start) -> Trajectory:
@@ -128,6 +125,8 @@ class Rollouts:
                 await asyncio.gather(*tasks, return_exceptions=True)
                 raise
             makespan = time.perf_counter() - started
+        if isinstance(self._dispatcher, SharedDispatcher):
+            self._record(OutageRecord(run=which, step=step, **asdict(self._dispatcher.take_outages())))
         await self._commit(done)
         await self._fleet.exchange.end_step()
         return done, makespan
@@ -145,6 +144,14 @@ class Rollouts:
                 dropped=done.dropped,
             )
         )
+
+    async def placement_state(self) -> State | None:
+        """What placement learned, for a checkpoint; None where there is nothing, or it cannot be had."""
+        return await self._dispatcher.state()
+
+    async def stop(self) -> None:
+        """There will be no further step."""
+        await self._dispatcher.stop()
 
     async def _roll(self, which: Pass, step: int, start: Start) -> Trajectory:
         prompt = start.script.prompt

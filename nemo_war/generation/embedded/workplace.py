@@ -12,7 +12,7 @@ from typing import Any
 
 from nemo_war.config import PolicyName
 from nemo_war.generation.embedded.chat import Chat
-from nemo_war.generation.embedded.checkpoint import Checkpoint, Checkpoints
+from nemo_war.generation.embedded.checkpoint import Checkpoint, Checkpoints, restore_policy
 from nemo_war.generation.embedded.config import RunConfig
 from nemo_war.generation.embedded.dataset import Dataset, Prompt
 from nemo_war.generation.embedded.engine import EngineSpec
@@ -23,7 +23,9 @@ from nemo_war.generation.embedded.rollout import Rollouts, Start, Trajectory
 from nemo_war.generation.embedded.script import Judge, LiveScript, RecordedScript, RecordedTrajectory
 from nemo_war.generation.embedded.weights import Weights
 from nemo_war.generation.refit import Transition
+from nemo_war.generation.scheduling.actor import RayLink
 from nemo_war.routing import policies
+from nemo_war.routing.dispatcher import Placer
 from nemo_war.routing.policy import Policy
 from nemo_war.routing.workload_aware import Options
 from nemo_war.speculative.archive import FOLDER
@@ -118,7 +120,14 @@ class Workplace:
 
     def rollouts(self, fleet: Fleet, mode: str) -> Rollouts:
         """The rollout loop of a mode."""
-        return Rollouts(fleet, self.placement(mode), self.log.append, self.clock)
+        policy = self.placement(mode)
+        if self.resumed:
+            restore_policy(self.resumed.war, policy)
+        if mode == "war" and self.config.policy.generation.war.routing.shared:
+            dispatcher: Placer = fleet.shared_dispatcher(RayLink(policy))
+        else:
+            dispatcher = fleet.dispatcher(policy)
+        return Rollouts(fleet, dispatcher, self.log.append, self.clock)
 
     def live_start(self, which: Pass, step: int, prompt: Prompt, sibling: int) -> Start:
         """A trajectory whose environment decides."""
