@@ -7,8 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from nemo_war.config import HealthConfig, HistoryConfig, RefitConfig, SpeculativeConfig, WarConfig
+from nemo_war.config import (
+    ExchangeConfig,
+    HealthConfig,
+    HistoryConfig,
+    RefitConfig,
+    SpeculativeConfig,
+    WarConfig,
+)
 from nemo_war.generation.embedded.engine import EngineSpec
+from nemo_war.generation.scheduling.heartbeat import Patience
 from tools.chaos_bench import faults, model
 from tools.chaos_bench.freshness import FakeModel
 from tools.chaos_bench.kinds import LATE_S, InFlight
@@ -29,6 +37,7 @@ class Engines(Protocol):
         orders: that always hold.
         object_store_bytes: room for the weights of a few policies.
         pace: how long things take.
+        patience: with a scheduler that does not answer.
     """
 
     real: bool
@@ -39,6 +48,7 @@ class Engines(Protocol):
     orders: dict[str, Any]
     object_store_bytes: int
     pace: Pace
+    patience: Patience
 
     def environment(self, orders: Path) -> dict[str, str]:
         """Variables for the processes; called before anything is started."""
@@ -66,6 +76,7 @@ class FakeEngines:
     real: bool = field(default=False, init=False)
     object_store_bytes: int = field(default=256 * 2**20, init=False)
     pace: Pace = field(default=Pace(0.8, 90.0, 0.05, 0.3), init=False)
+    patience: Patience = field(default=Patience(0.2, 1.0, 60.0, 3.0), init=False)
 
     def __post_init__(self) -> None:
         engine = {
@@ -78,7 +89,7 @@ class FakeEngines:
         speculative = SpeculativeConfig(
             max_draft_tokens=6,
             max_running=64,  # drafts always: the price depends on time
-            history=HistoryConfig(max_tokens=8192),
+            history=HistoryConfig(max_tokens=8192, exchange=ExchangeConfig(timeout_s=2.0)),
         )
         # Engines know their orders by their own seeds, which are the replicas' numbers.
         self.spec = EngineSpec("made-up", engine, WarConfig(speculative=speculative), seed=0)
@@ -124,6 +135,7 @@ class RealEngines:
     model: None = field(default=None, init=False)
     object_store_bytes: int = field(default=2 * 2**30, init=False)
     pace: Pace = field(default=Pace(4.0, 600.0, 0.5, 20.0), init=False)
+    patience: Patience = field(default=Patience(), init=False)
 
     def __post_init__(self) -> None:
         from nemo_war.generation.embedded.model import BUNDLED, resolve

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from typing import Any
 
 import psutil
 
@@ -11,14 +13,18 @@ from nemo_war.generation.embedded.engine import EngineSpec
 from nemo_war.generation.embedded.fleet import Fleet
 from nemo_war.generation.embedded.turn import Answer, Turn
 from nemo_war.generation.refit import Phase, Stage
-from nemo_war.routing.dispatcher import Dispatcher
+from nemo_war.routing.dispatcher import Placer
 from nemo_war.routing.facts import Placement
 from tools.chaos_bench.scene import Scene
 from tools.chaos_bench.witness import Answered, Witness
 
 
 class ObservedFleet(Fleet):
-    """Does what a fleet does, and lets a witness and a scene know."""
+    """Does what a fleet does, and lets a witness and a scene know.
+
+    Attributes:
+        exchanging: calls that carry history from or to a replica, by its number.
+    """
 
     max_losses = 1_000_000
     """Faults strike at random, so that some turn meets many; the limit has a test of its own."""
@@ -34,10 +40,11 @@ class ObservedFleet(Fleet):
         witness: Witness,
     ) -> None:
         self.replica_class = replica_class
+        self.exchanging: Counter[int] = Counter()
         self._scene, self._witness = scene, witness
         super().__init__(spec, replicas, 1, refit, health, scene.record)
 
-    async def generate(self, turn: Turn, dispatcher: Dispatcher) -> tuple[int, Answer]:
+    async def generate(self, turn: Turn, dispatcher: Placer) -> tuple[int, Answer]:
         began = self.epoch
         self._witness.asks(turn)
         try:
@@ -50,6 +57,16 @@ class ObservedFleet(Fleet):
         self._witness.answers(Answered(turn, replica, answer, began, self.epoch))
         self._scene.changed()
         return replica, answer
+
+    async def ask_one(self, number: int, method: str, *arguments: Any) -> Any:
+        if method not in ("export_history", "import_history"):
+            return await super().ask_one(number, method, *arguments)
+        self.exchanging[number] += 1
+        self._scene.changed()
+        try:
+            return await super().ask_one(number, method, *arguments)
+        finally:
+            self.exchanging[number] -= 1
 
     async def _ask_for(self, turn: Turn, placement: Placement) -> Answer:
         self._witness.tries(turn)
@@ -91,9 +108,7 @@ class ObservedFleet(Fleet):
                 f"replica {number}: {self.stage(number)}, {self._running(number)} turns, "
                 f"processes {processes}, {self._cycle.fenced.get(number, '')}"
             )
-        for dispatcher in self._dispatchers:
-            scheduler = dispatcher.scheduler
-            lines.append(f"scheduler: {scheduler.running} turns placed, {scheduler.waiting} waiting")
+        lines += [f"the scheduler is out: {each.out}" for each in self._dispatchers]
         return "\n".join(lines)
 
 

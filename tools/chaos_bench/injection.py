@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
 from tools.chaos_bench.kinds import KINDS
 from tools.chaos_bench.plan import Fault, Plan
+from tools.chaos_bench.scheduler import SchedulerVictim
 from tools.chaos_bench.victim import NotSurvivedError, Victim
 
 
@@ -43,7 +44,7 @@ class Injection:
     """
 
     plan: Plan
-    victims: list[Victim]
+    victims: Sequence[Victim | SchedulerVictim]
     over: Callable[[Survived], None]
     open: dict[int, Fault] = field(default_factory=dict)
     unexplained: list[str] = field(default_factory=list)
@@ -61,7 +62,7 @@ class Injection:
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
 
-    async def _strike(self, victim: Victim) -> None:
+    async def _strike(self, victim: Victim | SchedulerVictim) -> None:
         for fault in self.plan.of(victim.number):
             victim.draw = Random(fault.seed)
             await victim.serving()
@@ -75,13 +76,17 @@ class Injection:
                 raise NotSurvivedError(f"fault {fault.number}, {fault.kind}: {error}") from None
             del self.open[victim.number]
 
-    async def _survive(self, victim: Victim, fault: Fault) -> None:
+    async def _survive(self, victim: Victim | SchedulerVictim, fault: Fault) -> None:
         victim.calm()
-        await KINDS[fault.kind].act(victim)
+        kind = KINDS[fault.kind]
+        await kind.act(victim)
         together = len(self.open) - 1
-        await victim.fenced()
-        victim.calm()
-        await victim.serving()
+        if kind.noticed == "fence":
+            await victim.fenced()
+            victim.calm()
+            await victim.serving()
+        else:
+            await victim.shares_again()
         recovery, reasons = (
             time.monotonic() - victim.struck_at,
             [reason for _, reason in victim.take_fences()],

@@ -19,6 +19,7 @@ InFlight = Literal["drain", "pause", "abort"]
 _ALL: tuple[InFlight, ...] = ("drain", "pause", "abort")
 _FREEZING: tuple[InFlight, ...] = ("pause", "abort")
 """Ways to refit in which a replica is told to pause."""
+SCHEDULER_SHARE = 3
 LATE_S = 4.0
 """How long a transfer of weights takes that is too late."""
 
@@ -32,17 +33,22 @@ class Kind:
         share: how often it is drawn, relative to others.
         real: whether it can be done to a real engine, which takes no orders within.
         in_flight: the ways to refit with which it can happen.
+        noticed: by what the fleet shows that it noticed: a fence around its victim, or a failed
+            exchange of history.
+        at_scheduler: whether its victim is the scheduler.
     """
 
     act: Callable[[Victim], Awaitable[None]]
     share: int = 1
     real: bool = False
     in_flight: tuple[InFlight, ...] = _ALL
+    noticed: Literal["fence", "exchange"] = "fence"
+    at_scheduler: bool = False
 
 
 async def _signalled(signum: signal.Signals, moment: Moment, victim: Victim) -> None:
     """A signal from outside, at some moment."""
-    victim.slower("pause", "load", "reset")
+    victim.slower("pause", "load", "reset", "export", "import")
     if moment == "rejoining":
         await victim.obeys(refuse_reset=1)
     elif moment == "starting":
@@ -83,7 +89,11 @@ async def _late(victim: Victim) -> None:
     victim.strikes()
 
 
-_MOMENTS: tuple[Moment, ...] = ("turn", "quieting", "loading", "resetting", "rejoining")
+async def _signalled_at_once(signum: signal.Signals, victim: Any) -> None:
+    victim.signal(signum)
+
+
+_MOMENTS: tuple[Moment, ...] = ("turn", "quieting", "loading", "resetting", "exchanging", "rejoining")
 
 KINDS: dict[str, Kind] = {
     **{f"kill_{at}": Kind(partial(_signalled, signal.SIGKILL, at), 2, real=True) for at in _MOMENTS},
@@ -93,7 +103,7 @@ KINDS: dict[str, Kind] = {
     **{
         f"{end}_{place}": Kind(partial(_ordered, {f"{end}_at": place}))
         for end in ("die", "freeze", "hang", "break")
-        for place in ("load", "reset")
+        for place in ("load", "reset", "export", "import")
     },
     "hang_pause": Kind(partial(_ordered, {"hang_at": "pause"}), in_flight=_FREEZING),
     "break_pause": Kind(partial(_ordered, {"break_at": "pause"}), in_flight=_FREEZING),
@@ -105,10 +115,19 @@ KINDS: dict[str, Kind] = {
     "wrong_digest": Kind(partial(_repeated, "wrong_digest"), 4, real=True),
     "refuse_reset": Kind(partial(_repeated, "refuse_reset"), 4, real=True),
     "fail_reset": Kind(partial(_repeated, "fail_reset"), 2),
+    "fail_export": Kind(partial(_repeated, "fail_export"), 6, noticed="exchange"),
+    "fail_import": Kind(partial(_repeated, "fail_import"), 6, noticed="exchange"),
+    "damage_import": Kind(partial(_repeated, "damage_import"), 6, real=True, noticed="exchange"),
     "late_load": Kind(_late),
     "fail_start": Kind(partial(_ill_started, {"fail_start": 1})),
     "break_start": Kind(partial(_ill_started, {"break_at": "start"})),
     "die_start": Kind(partial(_ill_started, {"die_at": "start"})),
+    "kill_scheduler": Kind(
+        partial(_signalled_at_once, signal.SIGKILL), SCHEDULER_SHARE, real=True, at_scheduler=True
+    ),
+    "stop_scheduler": Kind(
+        partial(_signalled_at_once, signal.SIGSTOP), SCHEDULER_SHARE, real=True, at_scheduler=True
+    ),
 }
 """All kinds by name. `kill` and `stop` are signals from outside. Within the engine `die` and `freeze` are the
 same, `hang` and `break` leave the actor alive, and it says so in the latter case; `fail` is one exception."""

@@ -8,6 +8,9 @@ from random import Random
 
 from tools.chaos_bench.kinds import Kind
 
+SCHEDULER = -1
+"""In the place of a replica's number."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fault:
@@ -16,7 +19,7 @@ class Fault:
     Attributes:
         number: from 0.
         kind: its name.
-        replica: that it befalls.
+        replica: that it befalls; `SCHEDULER` if that is none.
         delay_s: how long the replica has served before.
         seed: of what is left to chance when it happens.
     """
@@ -55,8 +58,9 @@ def drawn(kinds: Mapping[str, Kind], faults: int, replicas: int, longest_delay_s
     for number in range(faults):
         deck = deck or _shuffled([name for name, kind in kinds.items() for _ in range(kind.share)], draw)
         turns = turns or _shuffled(struck, draw)
-        delay = draw.uniform(0, longest_delay_s)
-        made.append(Fault(number, deck.pop(), turns.pop(), delay, draw.randrange(2**32)))
+        delay, kind = draw.uniform(0, longest_delay_s), deck.pop()
+        victim = SCHEDULER if kinds[kind].at_scheduler else turns.pop()
+        made.append(Fault(number, kind, victim, delay, draw.randrange(2**32)))
     return Plan(tuple(made), spared)
 
 

@@ -56,6 +56,12 @@ class ObedientReplica(Replica):
     async def reset_caches(self) -> bool:
         return not Faults(self._number).takes("refuse_reset") and await super().reset_caches()
 
+    async def import_history(self, blob: Any) -> int:
+        if Faults(self._number).takes("damage_import"):
+            blob = np.array(blob)
+            blob[-1] ^= 1
+        return await super().import_history(blob)
+
     async def probe(self, turn: Turn) -> dict[int, float]:
         """The likeliest next tokens and their logprobs, after a prompt whose KV is cached where it can be."""
         params = sampling.params_of(turn, self._spec.temperature, ())

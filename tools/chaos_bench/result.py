@@ -20,6 +20,8 @@ class Result:
         together: of these, those that happened while another one was not over.
         recoveries: by kind, seconds from a fault to its victim serving again.
         refits: that completed; `left_behind` counts the replicas that had to be brought back after one.
+        exchanges: of history between replicas.
+        fallbacks: turns that were placed without the scheduler.
         started, finished, retried: turns; of `mixed` ones the tokens are of two policies or more.
         most_attempts: how often one turn was placed, at most.
         probed: answers of real replicas to the same prompt.
@@ -39,6 +41,8 @@ class Result:
     steps: int = 0
     refits: int = 0
     left_behind: int = 0
+    exchanges: int = 0
+    fallbacks: int = 0
     started: int = 0
     finished: int = 0
     retried: int = 0
@@ -83,6 +87,8 @@ class Result:
             "steps": self.steps,
             "refits": self.refits,
             "left_behind": self.left_behind,
+            "exchanges": self.exchanges,
+            "fallbacks": self.fallbacks,
             "started": self.started,
             "finished": self.finished,
             "retried": self.retried,

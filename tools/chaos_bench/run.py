@@ -24,6 +24,7 @@ from tools.chaos_bench.memory import Memory
 from tools.chaos_bench.plan import drawn
 from tools.chaos_bench.result import Result
 from tools.chaos_bench.scene import Scene
+from tools.chaos_bench.scheduler import SchedulerVictim
 from tools.chaos_bench.steps import Steps
 from tools.chaos_bench.victim import Victim
 from tools.chaos_bench.watchdog import Watchdog
@@ -138,14 +139,18 @@ class Run:
         ]
         for victim in victims:
             victim.calm()
-        injection = Injection(self._plan, victims, lambda survived: self._survived(survived, fleet))
+        steps = Steps(fleet, engines, self._scene, self._witness, self.result, settings.seed)
+        scheduler = SchedulerVictim(steps.dispatcher, steps.link, self._scene, engines.pace)
+        injection = Injection(
+            self._plan, [*victims, scheduler], lambda survived: self._survived(survived, fleet)
+        )
         self._describe = lambda: self._described(fleet, injection)
         self._watchdog.loop = asyncio.get_running_loop()
         print(f"chaos: starting {settings.replicas} replicas", file=sys.stderr, flush=True)
         await fleet.start(lambda number: self._scene.changed())
         self._watchdog.patience_s = engines.pace.patience_s
         try:
-            await self._steps(fleet, injection)
+            await self._steps(steps, fleet, injection)
             await self._look_over(fleet, victims)
         except Exception as error:
             self.result.failure = f"{type(error).__name__}: {error}"
@@ -158,9 +163,8 @@ class Run:
         self.result.orphans += await asyncio.to_thread(remains.processes, self.mark, replicas_only=True)
         self.result.orphans += await asyncio.to_thread(remains.actors)
 
-    async def _steps(self, fleet: ObservedFleet, injection: Injection) -> None:
+    async def _steps(self, steps: Steps, fleet: ObservedFleet, injection: Injection) -> None:
         """Steps, while faults happen, and one more."""
-        steps = Steps(fleet, self.engines, self._witness, self.result, self.settings.seed)
         self._began = time.monotonic()
         breaking = asyncio.create_task(injection.run())
         telling = asyncio.create_task(self._tell(fleet))

@@ -16,17 +16,27 @@ class Scene:
     Attributes:
         fences: of each replica, when it was fenced off, since `forget`.
         changes: how much has happened; does not rise while all hangs.
+        exchange_failed_at, exchange_done_at: when an exchange of history reached not all, and when all.
     """
 
     def __init__(self) -> None:
         self.fences: defaultdict[int, list[tuple[float, str]]] = defaultdict(list)
         self.changes = 0
+        self.exchange_failed_at = self.exchange_done_at = 0.0
         self._waiting: dict[asyncio.Future[None], Callable[[], bool]] = {}
 
     def record(self, transition: Transition) -> None:
         """A replica, or the fleet, has another stage."""
         if transition.after is Stage.FENCED and transition.replica is not None:
             self.fences[transition.replica].append((time.monotonic(), transition.reason))
+        self.changed()
+
+    def exchanged(self, failed: bool) -> None:
+        """Replicas told each other of their histories."""
+        if failed:
+            self.exchange_failed_at = time.monotonic()
+        else:
+            self.exchange_done_at = time.monotonic()
         self.changed()
 
     def changed(self) -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from random import Random
+from typing import Any
 
 from nemo_war.generation.embedded.rollout import Rollouts, Trajectory
 from nemo_war.generation.embedded.weights import share_weights
+from nemo_war.generation.scheduling.actor import RayLink
 from nemo_war.routing.workload_aware import Options, WorkloadAware
-from nemo_war.telemetry.records import Pass
+from nemo_war.telemetry.records import ExchangeRecord, OutageRecord, Pass
 from tools.chaos_bench.engines import Engines
 from tools.chaos_bench.fleet import ObservedFleet
 from tools.chaos_bench.freshness import foreign, misdated, stale
 from tools.chaos_bench.probes import Probes
 from tools.chaos_bench.result import Result
+from tools.chaos_bench.scene import Scene
 from tools.chaos_bench.witness import Answered, Witness, misread
 from tools.chaos_bench.workload import Workload
 
@@ -22,17 +25,37 @@ _WHICH = Pass("war", "live")
 
 
 class Steps:
-    """One step after the other. What is wrong with an answer goes into the result."""
+    """One step after the other. What is wrong with an answer goes into the result.
+
+    Attributes:
+        link, dispatcher: the ways to the scheduler.
+    """
 
     def __init__(
-        self, fleet: ObservedFleet, engines: Engines, witness: Witness, result: Result, seed: int
+        self,
+        fleet: ObservedFleet,
+        engines: Engines,
+        scene: Scene,
+        witness: Witness,
+        result: Result,
+        seed: int,
     ) -> None:
+        self._scene = scene
         self._fleet, self._engines, self._witness, self._result = fleet, engines, witness, result
         self._workload = Workload(engines.sizes, seed)
         self._draw = Random(f"steps {seed}")
         policy = WorkloadAware(Options(block_tokens=engines.spec.engine["block_size"]))
-        self._rollouts = Rollouts(fleet, fleet.dispatcher(policy), lambda record: None, time.monotonic)
+        self.link = RayLink(policy)
+        self.dispatcher = fleet.shared_dispatcher(self.link, engines.patience)
+        self._rollouts = Rollouts(fleet, self.dispatcher, self._on_record, time.monotonic)
         self._probes = Probes(fleet)
+
+    def _on_record(self, record: Any) -> None:
+        if isinstance(record, ExchangeRecord):
+            self._result.exchanges += 1
+            self._scene.exchanged(record.failed > 0)
+        elif isinstance(record, OutageRecord):
+            self._result.fallbacks += record.fallbacks
 
     async def step(self) -> None:
         """Rollouts, and a refit when a part of them is over, as where the trainer does not wait for all.

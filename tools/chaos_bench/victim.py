@@ -19,7 +19,7 @@ from tools.chaos_bench import faults
 from tools.chaos_bench.fleet import ObservedFleet
 from tools.chaos_bench.scene import Scene
 
-Moment = Literal["turn", "quieting", "loading", "resetting", "starting", "rejoining"]
+Moment = Literal["turn", "quieting", "loading", "resetting", "exchanging", "starting", "rejoining"]
 _POLL_S = 0.01
 """How often things are looked at that nobody tells of: files of orders, and processes."""
 _IN_REFIT = {"quieting": Stage.QUIETING, "loading": Stage.UPDATING, "resetting": Stage.RESETTING}
@@ -95,6 +95,9 @@ class Victim:
                 before = set(fleet.processes(number))
                 await self.poll(lambda: bool({*fleet.processes(number)} - before), "is not started again")
                 await asyncio.sleep(self.draw.uniform(0, self.pace.start_s))
+            case "exchanging":
+                await self.until(lambda: fleet.exchanging[number] > 0, "is in no exchange of history")
+                await asyncio.sleep(self.draw.uniform(0, self.pace.stage_s))
             case "rejoining":
                 await self.until(lambda: fleet.rejoins(number), "is not given the weights again")
                 await asyncio.sleep(self.draw.uniform(0, self.pace.stage_s))
@@ -144,6 +147,16 @@ class Victim:
             return any(since) or self.fleet.stage(self.number) is Stage.FENCED
 
         await self.until(noticed, "is not noticed to have failed")
+
+    async def shares_again(self) -> None:
+        """Wait until an exchange of history failed, and a later one did not."""
+        scene, at = self.scene, self.struck_at
+        await self.until(lambda: scene.exchange_failed_at >= at, "leaves every exchange of history intact")
+        self.calm()
+        since = time.monotonic()
+        await self.until(
+            lambda: scene.exchange_done_at > since, "is in no complete exchange of history again"
+        )
 
     async def serving(self) -> None:
         """Wait until it serves."""

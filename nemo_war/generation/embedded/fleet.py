@@ -29,6 +29,7 @@ from nemo_war.generation.embedded.watch import Watch
 from nemo_war.generation.embedded.weights import Weights
 from nemo_war.generation.refit import Phase, RefitCycle, RefitError, Stage, Transition
 from nemo_war.generation.scheduling.dispatcher import SharedDispatcher
+from nemo_war.generation.scheduling.heartbeat import Patience
 from nemo_war.generation.scheduling.link import Link
 from nemo_war.routing.dispatcher import Dispatcher, Placer
 from nemo_war.routing.facts import Outcome, Placement, ReplicaFacts, TurnFacts
@@ -165,9 +166,9 @@ class Fleet:
         self._dispatchers.add(dispatcher)
         return dispatcher
 
-    def shared_dispatcher(self, link: Link) -> SharedDispatcher:
+    def shared_dispatcher(self, link: Link, patience: Patience | None = None) -> SharedDispatcher:
         """The same, where the scheduler is elsewhere, as it must be for several processes to place turns."""
-        dispatcher = SharedDispatcher(link, self._replicas, time.monotonic)
+        dispatcher = SharedDispatcher(link, self._replicas, time.monotonic, patience)
         self._dispatchers.add(dispatcher)
         return dispatcher
 

@@ -113,6 +113,11 @@ class SharedDispatcher:
         """Whether the scheduler does not answer, having been given the time to start."""
         return self._heartbeat.out
 
+    @property
+    def life(self) -> str | None:
+        """Of the scheduler's last answer; another one when it was started again. None before the first."""
+        return self._heartbeat.life
+
     async def place(self, turn: TurnFacts) -> Placement:
         """Wait until the turn may go somewhere; then `finish` it, whatever becomes of it.
 
