@@ -149,6 +149,18 @@ class RefitConfig(StrictModel):
     update_timeout_s: float = Field(
         300.0, gt=0, description="Longest wait for a replica to load weights and reset its caches."
     )
+    self_check: bool = Field(
+        False,
+        description="true: after each refit all replicas answer one prompt, with and without cached KV, "
+        "before turns are placed. One that says something else is fenced off, or the step fails: see "
+        "on_failure. Costs two prefills of 64 tokens.",
+    )
+    self_check_tolerance: float = Field(
+        0.05,
+        gt=0,
+        description="Differences of logprobs, in nats, that are taken for rounding. Running turns, with "
+        "pause, share the batch and round differently.",
+    )
 
 
 class HealthConfig(StrictModel):

@@ -142,6 +142,7 @@ class RefitRecord:
     Attributes:
         replicas: those that took part to the end.
         fenced: those that are fenced off now.
+        self_check_s: of `seconds`, what `refit.self_check` took; 0 without it.
     """
 
     run: Pass
@@ -152,6 +153,7 @@ class RefitRecord:
     transfer_bytes: int
     in_flight: int
     fenced: int = 0
+    self_check_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any
 from nemo_war.generation.embedded.actors import ReplicaLostError
 from nemo_war.generation.embedded.replica import ABORTED
 from nemo_war.generation.embedded.turn import Answer, Turn
+from nemo_war.generation.self_check import Probe
 
 TOKEN_S = 0.002
 
@@ -46,6 +47,10 @@ class FakeEngine:
         return Answer(tuple(tokens), (0.0,) * len(tokens), "length", 0, 0.0, (began, self.epoch))
 
 
+def _says(weights: str) -> dict[int, float]:
+    return {token: -float(sum(weights.encode()) + token) for token in range(5)}
+
+
 class FakeActors:
     """In the place of `Actors`.
 
@@ -56,6 +61,7 @@ class FakeActors:
         hang: (replica, method): so many calls that are never answered.
         slow: method: how long a call is on its way.
         broken: replicas that do not start again.
+        pretend: replicas that say once that they reset their caches, and did not.
     """
 
     def __init__(self, *_: Any) -> None:
@@ -65,6 +71,7 @@ class FakeActors:
         self.hang: defaultdict[tuple[int, str], int] = defaultdict(int)
         self.slow: defaultdict[str, float] = defaultdict(lambda: TOKEN_S)
         self.broken: set[int] = set()
+        self.pretend: set[int] = set()
         self.start_s = 0.01
 
     async def start(self, number: int) -> dict[str, Any]:
@@ -124,8 +131,9 @@ class FakeActors:
                 (engine.weights,) = arguments
                 return {"digest": engine.weights}
             case "reset_caches":
-                if not refused:
+                if not refused and number not in self.pretend:
                     engine.kv = None
+                self.pretend.discard(number)
                 return not refused
             case "set_epoch":
                 (engine.epoch,) = arguments
@@ -135,6 +143,9 @@ class FakeActors:
                     engine.running.clear()  # what comes later waits, as in vLLM
             case "resume":
                 engine.going = True
+            case "probe":
+                kv, engine.kv = engine.kv or engine.weights, engine.weights
+                return Probe(*(_says(weights) for weights in (kv, engine.weights)))
             case "ping" | "commit":
                 pass
             case _:

@@ -31,6 +31,7 @@ from nemo_war.generation.refit import Phase, RefitCycle, RefitError, Stage, Tran
 from nemo_war.generation.scheduling.dispatcher import SharedDispatcher
 from nemo_war.generation.scheduling.heartbeat import Patience
 from nemo_war.generation.scheduling.link import Link
+from nemo_war.generation.self_check import deviants
 from nemo_war.routing.dispatcher import Dispatcher, Placer
 from nemo_war.routing.facts import Outcome, Placement, ReplicaFacts, TurnFacts
 from nemo_war.routing.policy import Policy
@@ -52,6 +53,7 @@ class RefitOutcome:
     seconds: float
     in_flight: int
     fenced: int
+    self_check_s: float
 
 
 class Fleet:
@@ -100,6 +102,7 @@ class Fleet:
         self._weights: Weights | None = None
         self._weights_change = asyncio.Lock()
         self._gone: dict[int, str] = {}
+        self._refit_config, self._checking = refit, False
         self.exchange = HistoryExchange(_exchange_of(spec), self._numbers, self.ask_one, ray.put)
         self._cycle = RefitCycle(
             self._numbers,
@@ -236,7 +239,7 @@ class Fleet:
         return sum(dispatcher.running_on(replica) for dispatcher in self._dispatchers)
 
     def _replicas(self) -> list[ReplicaFacts] | None:
-        return list(self._facts.values()) if self._cycle.admits else None
+        return list(self._facts.values()) if self._cycle.admits and not self._checking else None
 
     async def refit(self, weights: Weights) -> RefitOutcome:
         """Give every replica these weights, and make the KV of the old ones unreachable.
@@ -253,11 +256,38 @@ class Fleet:
             for dispatcher in self._dispatchers:
                 dispatcher.fail(failure)
             raise failure
+        checked_s = await self._check()
         self._pump()
         serving = len(self.serving)
         return RefitOutcome(
-            cycle.epoch, serving, True, time.monotonic() - started, running, self.size - serving
+            cycle.epoch,
+            serving,
+            True,
+            time.monotonic() - started,
+            running,
+            self.size - serving,
+            checked_s,
         )
+
+    async def _check(self) -> float:
+        """Fence off replicas that do not say what the others do; the seconds that took, 0 if not wanted.
+
+        Raises:
+            RefitError: there is one, and the fleet does not go on without (`refit.on_failure`).
+        """
+        if not self._refit_config.self_check:
+            return 0.0
+        started, self._checking = time.monotonic(), True
+        try:
+            found = deviants(await self.ask("probe"), self._refit_config.self_check_tolerance)
+        finally:
+            self._checking = False
+        for number, reason in found.items():
+            self._cycle.fence(number, reason)
+        if found and self._refit_config.on_failure == "fail":
+            reasons = "; ".join(f"replica {number} {reason}" for number, reason in found.items())
+            raise RefitError(f"the self-check of epoch {self.epoch} failed: {reasons}")
+        return time.monotonic() - started
 
     async def _refit(self, weights: Weights) -> bool:
         """Have the replicas that serve take the weights; False where none does."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import time
@@ -16,6 +17,7 @@ from nemo_war.generation.embedded import sampling
 from nemo_war.generation.embedded.engine import EngineSpec
 from nemo_war.generation.embedded.memory_file import memory_file
 from nemo_war.generation.embedded.turn import Answer, Turn
+from nemo_war.generation.self_check import Probe
 from nemo_war.speculative.archive import SUFFIX
 
 ABORTED = "abort"
@@ -97,6 +99,19 @@ class Replica:
             raise RuntimeError(f"vLLM returned nothing for {request}")
         epochs = (epoch, self._epoch)
         return sampling.answer_of(last, first, epochs, self._engine.get_tokenizer().decode)
+
+    async def probe(self) -> Probe:
+        """Say what the model expects after a prompt that never changes; nothing is learned from it."""
+        with _telling_of_loss():
+            salts = [f"epoch-{self._epoch}" if self._spec.war else None, f"alone-{uuid.uuid4().hex}"]
+            return Probe(*await asyncio.gather(*map(self._probe, salts)))
+
+    async def _probe(self, salt: str | None) -> dict[int, float]:
+        params = sampling.params_of_probe()
+        prompt = sampling.PROBE if salt is None else {**sampling.PROBE, "cache_salt": salt}
+        async for output in self._engine.generate(prompt, params, f"self-check/{uuid.uuid4().hex}"):
+            last = output
+        return {token: entry.logprob for token, entry in last.outputs[0].logprobs[0].items()}
 
     async def pause(self, mode: str) -> None:
         """Run nothing until `resume`: freeze what runs (`keep`), or take it back (`abort`)."""

@@ -6,6 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nemo_war.generation.embedded.turn import Answer, Turn
+from nemo_war.metadata import TurnMetadata
+
+PROBE = {"prompt_token_ids": list(range(100, 164))}
+"""Several blocks of a prompt that makes no sense, of tokens that any vocabulary has."""
+_PROBE_LOGPROBS = 20
+"""vLLM's own limit, by default."""
 
 
 def prompt_of(turn: Turn, *, salted: bool) -> dict[str, Any]:
@@ -29,6 +35,16 @@ def params_of(turn: Turn, temperature: float, stop_token_ids: Sequence[int]) -> 
         stop_token_ids=list(stop_token_ids),
         logprobs=0,
         extra_args=turn.metadata.to_extra_args(),
+    )
+
+
+def params_of_probe() -> Any:
+    """`SamplingParams` of a self-check: the likeliest next tokens, and no place in any history."""
+    from vllm import SamplingParams
+
+    metadata = TurnMetadata("self-check", "self-check", learn=False)
+    return SamplingParams(
+        temperature=0.0, max_tokens=1, logprobs=_PROBE_LOGPROBS, extra_args=metadata.to_extra_args()
     )
 
 

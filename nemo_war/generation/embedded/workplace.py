@@ -176,6 +176,7 @@ class Workplace:
                 transfer_bytes=weights.size,
                 in_flight=outcome.in_flight,
                 fenced=outcome.fenced,
+                self_check_s=outcome.self_check_s,
             )
         )
         return outcome
