@@ -174,14 +174,15 @@ def _start_ray() -> None:
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray would run the engines behind everything else
-    package_parent = str(Path(__file__).parents[3])
+    # The user's own paths first, as in this process: replicas are to find what it would find.
+    paths = [path for path in (os.environ.get("PYTHONPATH"), str(Path(__file__).parents[3])) if path]
     ray.init(
         address="local",
         include_dashboard=False,
         log_to_driver=False,
         logging_level="error",
         object_store_memory=_OBJECT_STORE_BYTES,
-        runtime_env={"env_vars": {"PYTHONPATH": package_parent}},
+        runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(paths)}},
     )
 
 
