@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from nemo_war.telemetry.records import (
+    CheckpointRecord,
     ExchangeRecord,
     OutageRecord,
     Pass,
@@ -35,6 +36,7 @@ class PassRecords:
     refits: tuple[RefitRecord, ...]
     reliability: tuple[ReliabilityRecord, ...] = ()
     resumes: tuple[ResumeRecord, ...] = ()
+    checkpoints: tuple[CheckpointRecord, ...] = ()
     exchanges: tuple[ExchangeRecord, ...] = ()
     outages: tuple[OutageRecord, ...] = ()
 
@@ -49,6 +51,7 @@ class PassRecords:
             refits=tuple(r for r in records if isinstance(r, RefitRecord)),
             reliability=tuple(r for r in records if isinstance(r, ReliabilityRecord)),
             resumes=tuple(r for r in records if isinstance(r, ResumeRecord)),
+            checkpoints=tuple(r for r in records if isinstance(r, CheckpointRecord)),
             exchanges=tuple(r for r in records if isinstance(r, ExchangeRecord)),
             outages=tuple(r for r in records if isinstance(r, OutageRecord)),
         )

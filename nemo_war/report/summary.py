@@ -63,7 +63,12 @@ def summarize(records: Iterable[Record], damage: Sequence[str] = ()) -> Json:
         "reliability": _reliability(passes),
         "ab": _alternation(live),
         "resumed": next((_resumed(resume) for p in live for resume in p.resumes), None),
-        "notes": [*notes, *set_aside, *filter(None, map(_without_scheduler, passes))],
+        "notes": [
+            *notes,
+            *set_aside,
+            *filter(None, map(_without_checkpoints, passes)),
+            *filter(None, map(_without_scheduler, passes)),
+        ],
         "damage": list(damage),
     }
     return {key: _finite(value) for key, value in summary.items()}
@@ -122,6 +127,19 @@ def _complete_repeats(fixed: Sequence[PassRecords]) -> tuple[list[PassRecords], 
         for p in fixed
         if p.run not in runs
     ]
+
+
+def _without_checkpoints(p: PassRecords) -> str | None:
+    """Where the disk was full, steps would be done again by a run that goes on from there."""
+    failed = [each for each in p.checkpoints if each.error]
+    if not failed:
+        return None
+    saved = [each.step for each in p.checkpoints if not each.error]
+    newest = f"the newest of this run is step_{max(saved)}" if saved else "this run saved none"
+    return (
+        f"{p.name}: {len(failed)} of {len(p.checkpoints)} checkpoints could not be written, {newest}; "
+        f"the last reason: {failed[-1].error}"
+    )
 
 
 def _without_scheduler(p: PassRecords) -> str | None:

@@ -195,6 +195,22 @@ class ResumeRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointRecord:
+    """One attempt to save a checkpoint.
+
+    Attributes:
+        step: steps that are done.
+        seconds: how long it took, or until it failed.
+        error: why nothing of it is there; empty where it was saved.
+    """
+
+    run: Pass
+    step: int
+    seconds: float
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ExchangeRecord:
     """One exchange of history between the replicas.
 
@@ -245,6 +261,7 @@ Record = (
     | RefitRecord
     | TransitionRecord
     | ResumeRecord
+    | CheckpointRecord
     | ExchangeRecord
     | OutageRecord
 )

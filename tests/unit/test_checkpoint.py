@@ -22,6 +22,7 @@ from nemo_war.generation.embedded.checkpoint import (
     WAR,
     Checkpoint,
     Checkpoints,
+    NotSavedError,
     restore_policy,
     save_policy,
 )
@@ -174,7 +175,7 @@ def test_whatever_stops_a_save_leaves_the_old_one_usable_and_nothing_partial(
             patch.setattr(os, "fsync", happens)
         else:
             patch.setattr(training_info, "write", happens)
-        with pytest.raises(UserError if happens is disk_full else KeyboardInterrupt) as caught:
+        with pytest.raises(NotSavedError if happens is disk_full else KeyboardInterrupt) as caught:
             save(tmp_path, 2)
     if happens is disk_full:
         assert "No space left on device" in str(caught.value)
@@ -196,7 +197,7 @@ def test_what_a_killed_run_left_unfinished_is_neither_read_nor_kept(tmp_path: Pa
 def test_one_of_the_same_step_is_not_overwritten(tmp_path: Path) -> None:
     save(tmp_path, 2)
     before = latest(tmp_path)
-    with pytest.raises(UserError, match=r"step_2 could not be written: .*not empty"):
+    with pytest.raises(NotSavedError, match=r"step_2 could not be written: .*not empty"):
         save(tmp_path, 2)
     assert latest(tmp_path) == before
 

@@ -28,6 +28,7 @@ from records_builder import (
 from nemo_war.report.passes import MODES
 from nemo_war.report.summary import summarize, to_json, write
 from nemo_war.telemetry.records import (
+    CheckpointRecord,
     ExchangeRecord,
     OutageRecord,
     Pass,
@@ -225,6 +226,17 @@ def test_turns_of_a_step_that_never_ended_are_left_out_and_said():
     summary = summarize([*live_run(), *unfinished])
     assert summary["live"] == summarize(live_run())["live"]
     assert summary["notes"] == ["war live: 8 turns of a step that did not finish are left out"]
+
+
+def test_checkpoints_that_could_not_be_written_are_counted_and_said():
+    live = Pass("war", "live")
+    saved, full = CheckpointRecord(live, 1, 0.1), CheckpointRecord(live, 2, 0.1, "step_2: no room")
+    assert summarize([*live_run(), saved])["notes"] == []
+    assert summarize([*live_run(), saved, full])["notes"] == [
+        "war live: 1 of 2 checkpoints could not be written, the newest of this run is step_1; "
+        "the last reason: step_2: no room"
+    ]
+    assert "this run saved none" in summarize([*live_run(), full])["notes"][0]
 
 
 def test_turns_that_were_placed_without_the_scheduler_are_counted_and_said():

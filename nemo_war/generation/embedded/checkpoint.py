@@ -38,6 +38,10 @@ _SCHEDULER = f"scheduler{snapshot.SUFFIX}"
 _NAME, _DRAFT = re.compile(r"step_([1-9]\d{0,8})"), "tmp_"
 
 
+class NotSavedError(Exception):
+    """A checkpoint could not be written, and nothing of it is left; the message says why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """One that was found whole."""
@@ -100,7 +104,7 @@ class Checkpoints:
             info: what it will be, without its files.
 
         Raises:
-            UserError: it could not be written, and nothing of it is left.
+            NotSavedError: it could not be written, and nothing of it is left.
         """
         name = f"step_{info.step}"
         draft = self.folder / f"{_DRAFT}{name}"
@@ -113,10 +117,7 @@ class Checkpoints:
             os.replace(draft, self.folder / name)
             sync(self.folder)
         except OSError as error:
-            raise UserError(
-                f"checkpoint {self.folder / name} could not be written: {error}; make room there, or name "
-                "another checkpointing.checkpoint_dir, and run again: it goes on from the latest one there"
-            ) from error
+            raise NotSavedError(f"checkpoint {self.folder / name} could not be written: {error}") from error
         finally:
             shutil.rmtree(draft, ignore_errors=True)
         self._remove_oldest()

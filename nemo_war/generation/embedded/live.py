@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from nemo_war.errors import UserError
-from nemo_war.generation.embedded.checkpoint import POLICY, WAR, save_policy
+from nemo_war.generation.embedded.checkpoint import POLICY, WAR, Checkpoints, NotSavedError, save_policy
 from nemo_war.generation.embedded.dataset import Prompt
 from nemo_war.generation.embedded.fleet import Fleet
 from nemo_war.generation.embedded.policy_logprobs import Sample
@@ -19,7 +19,7 @@ from nemo_war.generation.embedded.weights import Weights, share_weights
 from nemo_war.generation.embedded.workplace import DraftMeter, Workplace, step_record
 from nemo_war.routing.round_robin import RoundRobin
 from nemo_war.telemetry.progress import progress, stage
-from nemo_war.telemetry.records import Pass, ResumeRecord
+from nemo_war.telemetry.records import CheckpointRecord, Pass, ResumeRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class LivePass:
 
         Raises:
             RefitError: a refit failed; the step it belongs to counts for nothing.
-            UserError: a checkpoint could not be written, or what WAR learned not be read.
+            UserError: what WAR learned in an earlier process could not be read.
         """
         recording = Recording()
         weights = share_weights(self._trainer.state_bytes())
@@ -85,18 +85,41 @@ class LivePass:
         return step
 
     async def _save(self, done: int, weights: Weights) -> None:
-        """Save a checkpoint if one is due, behind the refit: its policy is the one of the next step."""
-        place, fleet = self._place, self._fleet
-        if place.checkpoints is None or not place.checkpoints.due(done):
+        """Save a checkpoint if one is due, behind the refit: its policy is the one of the next step.
+
+        One that cannot be written costs those steps that would have to be done again, the end of the run
+        would cost what was learned since the one before.
+        """
+        checkpoints = self._place.checkpoints
+        if checkpoints is None or not checkpoints.due(done):
             return
-        started = time.monotonic()
-        info = TrainingInfo.of(place.config, done, fleet.epoch, weights.digest)
-        with place.checkpoints.new(info) as folder:
-            self._trainer.save(folder / POLICY)
-            _raise_any(OSError, (await fleet.ask("save_state", str(folder / WAR))).values())
-            save_policy(folder / WAR, await self._rollouts.placement_state())
+        started, error = time.monotonic(), ""
+        try:
+            await self._write(
+                checkpoints, TrainingInfo.of(self._place.config, done, self._fleet.epoch, weights.digest)
+            )
+        except NotSavedError as failure:
+            error = str(failure)
         seconds = time.monotonic() - started
-        stage(f"{self._label(done - 1)}: saved as {place.checkpoints.folder}/step_{done} in {seconds:.1f} s")
+        self._place.log.append(CheckpointRecord(self._which, done, seconds, error))
+        if error:
+            stage(
+                f"{self._label(done - 1)}: WARNING: {error}; the run goes on, and the next one that is due "
+                f"is tried again: make room in {checkpoints.folder}"
+            )
+        else:
+            stage(f"{self._label(done - 1)}: saved as {checkpoints.folder}/step_{done} in {seconds:.1f} s")
+
+    async def _write(self, checkpoints: Checkpoints, info: TrainingInfo) -> None:
+        """Write a checkpoint.
+
+        Raises:
+            NotSavedError: it could not be written.
+        """
+        with checkpoints.new(info) as folder:
+            self._trainer.save(folder / POLICY)
+            _raise_any(OSError, (await self._fleet.ask("save_state", str(folder / WAR))).values())
+            save_policy(folder / WAR, await self._rollouts.placement_state())
 
     async def _step(self, step: int, weights: Weights) -> tuple[RecordedStep, Weights]:
         grpo, place = self._place.config.grpo, self._place
