@@ -169,7 +169,8 @@ def _run(arguments: argparse.Namespace) -> int:
         return status
     from nemo_war.report.main import report
 
-    return report(arguments.run_dir or config.logger.log_dir / "latest", as_json=True)
+    report(arguments.run_dir or config.logger.log_dir / "latest", as_json=True)
+    return status
 
 
 def _report(arguments: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from nemo_war.telemetry.records import (
+    BeginRecord,
     CheckpointRecord,
     ExchangeRecord,
     OutageRecord,
@@ -34,6 +35,7 @@ class PassRecords:
     replicas: tuple[ReplicaRecord, ...]
     steps: tuple[StepRecord, ...]
     refits: tuple[RefitRecord, ...]
+    begins: tuple[BeginRecord, ...] = ()
     reliability: tuple[ReliabilityRecord, ...] = ()
     resumes: tuple[ResumeRecord, ...] = ()
     checkpoints: tuple[CheckpointRecord, ...] = ()
@@ -49,6 +51,7 @@ class PassRecords:
             replicas=tuple(r for r in records if isinstance(r, ReplicaRecord)),
             steps=tuple(r for r in records if isinstance(r, StepRecord)),
             refits=tuple(r for r in records if isinstance(r, RefitRecord)),
+            begins=tuple(r for r in records if isinstance(r, BeginRecord)),
             reliability=tuple(r for r in records if isinstance(r, ReliabilityRecord)),
             resumes=tuple(r for r in records if isinstance(r, ResumeRecord)),
             checkpoints=tuple(r for r in records if isinstance(r, CheckpointRecord)),

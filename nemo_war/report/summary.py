@@ -66,6 +66,7 @@ def summarize(records: Iterable[Record], damage: Sequence[str] = ()) -> Json:
         "notes": [
             *notes,
             *set_aside,
+            *filter(None, map(_without_steps, passes)),
             *filter(None, map(_without_checkpoints, passes)),
             *filter(None, map(_without_scheduler, passes)),
         ],
@@ -127,6 +128,21 @@ def _complete_repeats(fixed: Sequence[PassRecords]) -> tuple[list[PassRecords], 
         for p in fixed
         if p.run not in runs
     ]
+
+
+def _without_steps(p: PassRecords) -> str | None:
+    """A run that was stopped, or one that could not write all that it did, has less than it was to have."""
+    if not p.begins:
+        return None
+    done = p.resumes[0].step if p.resumes else 0
+    wanted = set(range(done, p.begins[0].steps))
+    missing = wanted - {step.step for step in p.steps}
+    if not missing:
+        return None
+    return (
+        f"{p.name}: {len(missing)} of {len(wanted)} steps are not on record: "
+        "the run has not done them, or the disk was full"
+    )
 
 
 def _without_checkpoints(p: PassRecords) -> str | None:

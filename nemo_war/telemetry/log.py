@@ -90,6 +90,8 @@ class EventLog:
         self._lock = threading.Lock()
         header = Header(SCHEMA, __version__, datetime.now(UTC).isoformat(timespec="milliseconds"))
         if not self._write(encode(header)):
+            self.close()
+            path.unlink()  # or the folder would seem to hold a run
             raise UserError(f"{path} cannot be written: the disk is full; choose another folder")
 
     def append(self, record: Record) -> None:
@@ -100,15 +102,19 @@ class EventLog:
         """
         line = encode(record)
         with self._lock:
-            if self._unreported and self._write(encode(Gap(self._unreported))):
+            # Both or neither: what little room there is on a full disk is for the count at the end.
+            gap = encode(Gap(self._unreported)) if self._unreported else b""
+            if self._write(gap + line):
                 self._unreported = 0
-            if self._unreported or not self._write(line):
+            else:
                 self.lost += 1
                 self._unreported += 1
 
     def close(self) -> None:
-        """Close the file; a second call does nothing."""
+        """Close the file, after the count of what could not be written; a second call does nothing."""
         with self._lock:
+            if not self._file.closed and self._unreported and self._write(encode(Gap(self._unreported))):
+                self._unreported = 0
             self._file.close()
 
     def __enter__(self) -> Self:

@@ -29,6 +29,18 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True)
+class BeginRecord:
+    """A live pass begins, so that a reader knows what is missing where it was stopped.
+
+    Attributes:
+        steps: that it is to have done in the end, earlier processes' among them.
+    """
+
+    run: Pass
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
 class TurnRecord:
     """One engine request.
 
@@ -254,7 +266,8 @@ class OutageRecord:
 
 
 Record = (
-    TurnRecord
+    BeginRecord
+    | TurnRecord
     | ReplicaRecord
     | ReliabilityRecord
     | StepRecord

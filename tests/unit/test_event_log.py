@@ -1,3 +1,4 @@
+import contextlib
 import json
 import math
 import os
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -233,24 +235,47 @@ def test_an_empty_log_is_an_error_that_says_what_to_do(tmp_path):
         read(tmp_path / "events.jsonl")
 
 
+@contextlib.contextmanager
+def room(size: int) -> Iterator[None]:
+    """No file may become larger: writes fail as on a full disk, part of them done."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, previous)
+
+
 def test_a_full_disk_costs_records_and_is_on_record_once_there_is_room(tmp_path: Path) -> None:
     events, record = EventLog(tmp_path / log.FILE_NAME), STEP[0]
     events.append(record)
     whole = events.path.stat().st_size
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    previous = signal.signal(
-        signal.SIGXFSZ, signal.SIG_IGN
-    )  # writes fail as on a full disk, part of them done
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (whole + 10, hard))
+    with room(whole + 10):
         for _ in range(3):
             events.append(record)
         assert events.path.stat().st_size == whole
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, previous)
     events.append(record)
     events.close()
     stream = read(events.path)
     assert (events.lost, stream.records) == (3, (record, record))
     assert stream.damage == ("line 3: 3 records could not be written here: the disk was full",)
+
+
+def test_what_was_lost_at_the_end_is_on_record_where_its_count_has_room(tmp_path: Path) -> None:
+    events = EventLog(tmp_path / log.FILE_NAME)
+    with room(events.path.stat().st_size):
+        for record in STEP[:3]:
+            events.append(record)
+    events.close()
+    events.close()
+    stream = read(events.path)
+    assert stream.records == ()
+    assert stream.damage == ("line 2: 3 records could not be written here: the disk was full",)
+
+
+def test_a_log_that_has_no_room_from_the_start_is_refused_and_leaves_no_file(tmp_path: Path) -> None:
+    with room(10), pytest.raises(UserError, match="the disk is full; choose another folder"):
+        EventLog(tmp_path / log.FILE_NAME)
+    assert not list(tmp_path.iterdir())

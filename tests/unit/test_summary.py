@@ -28,6 +28,7 @@ from records_builder import (
 from nemo_war.report.passes import MODES
 from nemo_war.report.summary import summarize, to_json, write
 from nemo_war.telemetry.records import (
+    BeginRecord,
     CheckpointRecord,
     ExchangeRecord,
     OutageRecord,
@@ -35,6 +36,7 @@ from nemo_war.telemetry.records import (
     RefitRecord,
     ReliabilityRecord,
     ReplicaRecord,
+    ResumeRecord,
     StepRecord,
     TurnRecord,
 )
@@ -226,6 +228,17 @@ def test_turns_of_a_step_that_never_ended_are_left_out_and_said():
     summary = summarize([*live_run(), *unfinished])
     assert summary["live"] == summarize(live_run())["live"]
     assert summary["notes"] == ["war live: 8 turns of a step that did not finish are left out"]
+
+
+def test_steps_that_are_not_on_record_are_counted_and_said():
+    live = Pass("war", "live")
+    assert summarize([BeginRecord(live, STEPS), *live_run()])["notes"] == []
+    said = "steps are not on record: the run has not done them, or the disk was full"
+    assert summarize([BeginRecord(live, STEPS + 2), *live_run()])["notes"] == [
+        f"war live: 2 of {STEPS + 2} {said}"
+    ]
+    resumed = ResumeRecord(live, STEPS, 9, "abc", "c/step_3")
+    assert summarize([BeginRecord(live, STEPS + 2), resumed])["notes"] == [f"war live: 2 of 2 {said}"]
 
 
 def test_checkpoints_that_could_not_be_written_are_counted_and_said():

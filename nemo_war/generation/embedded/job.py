@@ -62,9 +62,19 @@ def run(config: RunConfig, *, compare: bool, run_dir: Path | None) -> int:
         raise KeyboardInterrupt from None
     except RefitError as error:
         raise UserError(f"{error}; the run stopped there, its records are in {folder}") from error
+    _summarize(folder)
+    report(folder, as_json=False)  # its status is of the log; that of the run is that it came to its end
+    return 0
+
+
+def _summarize(folder: Path) -> None:
+    """Write `summary.json`; a full disk costs no more than that, as it can be made again."""
     stream = read(folder / FILE_NAME)
-    summary.write(folder / "summary.json", summary.summarize(stream.records, stream.damage))
-    return report(folder, as_json=False)
+    try:
+        summary.write(folder / "summary.json", summary.summarize(stream.records, stream.damage))
+    except OSError as error:
+        again = f"nemo-war report {folder} --json makes it again"
+        stage(f"WARNING: summary.json could not be written: {error.strerror}; {again}")
 
 
 def _check_comparison(config: RunConfig) -> None:
@@ -144,6 +154,8 @@ async def _job(
             stage("shutting the replicas down")
             await asyncio.gather(*(fleet.stop() for fleet in set(fleets.values())))
             ray.shutdown()
+            if log.lost:
+                stage(f"WARNING: {log.lost} records could not be written to {log.path}: the disk was full")
 
 
 async def _start_fleets(place: Workplace, fleets: dict[str, Fleet], compare: bool) -> None:

@@ -19,7 +19,7 @@ from nemo_war.generation.embedded.weights import Weights, share_weights
 from nemo_war.generation.embedded.workplace import DraftMeter, Workplace, step_record
 from nemo_war.routing.round_robin import RoundRobin
 from nemo_war.telemetry.progress import progress, stage
-from nemo_war.telemetry.records import CheckpointRecord, Pass, ResumeRecord
+from nemo_war.telemetry.records import BeginRecord, CheckpointRecord, Pass, ResumeRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +58,12 @@ class LivePass:
             RefitError: a refit failed; the step it belongs to counts for nothing.
             UserError: what WAR learned in an earlier process could not be read.
         """
-        recording = Recording()
+        recording, steps = Recording(), self._place.config.grpo.max_num_steps
+        self._place.log.append(BeginRecord(self._which, steps))
         weights = share_weights(self._trainer.state_bytes())
         await self._place.refit(self._which, self._fleet, weights)
         done = await self._resume(weights)
-        for step in range(done, self._place.config.grpo.max_num_steps):
+        for step in range(done, steps):
             recorded, weights = await self._step(step, weights)
             recording.steps.append(recorded)
             await self._validate(step)
