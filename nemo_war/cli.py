@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -153,6 +154,15 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    # From the start on, and not only once the job has its own handlers.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return _run_job(arguments)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _run_job(arguments: argparse.Namespace) -> int:
     from nemo_war.generation.embedded.config import RunConfig
     from nemo_war.generation.embedded.protection import protect_ray
 

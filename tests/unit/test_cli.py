@@ -1,6 +1,7 @@
 """The command line: what it calls, what it prints, how it exits."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -128,6 +129,15 @@ def test_an_error_of_the_job_is_one_line_and_status_2(work, capsys):
     work.raises = UserError("the wheel is missing;\n  install it")
     assert main(["run", EXEMPLAR]) == 2
     assert capsys.readouterr().err == "nemo-war: error: the wheel is missing; install it\n"
+
+
+def test_sigterm_is_an_interruption_before_the_job_handles_it(work, capsys, monkeypatch):
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(work, "run", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
+    sys.modules["nemo_war.generation.embedded.job"].run = work.run
+    assert main(["run", EXEMPLAR]) == 130
+    assert capsys.readouterr().err == "nemo-war: interrupted\n"
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_an_interruption_is_status_130(work, capsys):

@@ -188,14 +188,17 @@ def _start_ray() -> None:
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray would run the engines behind everything else
     # The user's own paths first, as in this process: replicas are to find what it would find.
     paths = [path for path in (os.environ.get("PYTHONPATH"), str(Path(__file__).parents[3])) if path]
-    ray.init(
-        address="local",
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="error",
-        object_store_memory=_OBJECT_STORE_BYTES,
-        runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(paths)}},
-    )
+    try:
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="error",
+            object_store_memory=_OBJECT_STORE_BYTES,
+            runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(paths)}},
+        )
+    except SystemExit:  # which Ray's own handler of SIGTERM makes of it while Ray starts
+        raise KeyboardInterrupt from None
 
 
 def _make_folder(log_dir: Path, run_dir: Path | None) -> Path:
