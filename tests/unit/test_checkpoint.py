@@ -194,6 +194,15 @@ def test_what_a_killed_run_left_unfinished_is_neither_read_nor_kept(tmp_path: Pa
     assert names(tmp_path) == ["step_1", "step_3"]
 
 
+@pytest.mark.parametrize("name", ["war/replica-7.state", "policy/notes.txt"])
+def test_a_file_that_is_not_its_own_is_refused(tmp_path: Path, name: str) -> None:
+    save(tmp_path, 1)
+    (tmp_path / "step_1" / name).write_bytes(b"of another run")
+    with pytest.raises(UserError, match=f"{name}: not one of the checkpoint's files; remove its folder"):
+        latest(tmp_path)
+    assert (tmp_path / "step_1" / name).read_bytes() == b"of another run"
+
+
 def test_one_of_the_same_step_is_not_overwritten(tmp_path: Path) -> None:
     save(tmp_path, 2)
     before = latest(tmp_path)

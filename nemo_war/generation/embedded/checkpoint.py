@@ -206,6 +206,9 @@ def _read(folder: Path, step: int) -> Checkpoint:
                 raise training_info.refused(path, "damaged, its size or its checksum is wrong")
         except OSError as error:
             raise training_info.refused(path, error.strerror) from None
+    for path in sorted(path for part in (POLICY, WAR) for path in (folder / part).rglob("*")):
+        if not path.is_dir() and path.relative_to(folder).as_posix() not in info.files:
+            raise training_info.refused(path, "not one of the checkpoint's files")
     checkpoint = Checkpoint(folder, info)
     for path in sorted(checkpoint.war.glob(f"*{archive.SUFFIX}")):
         learned.check(str(path.with_suffix("")))
