@@ -101,11 +101,11 @@ class Result:
             "orphans": len(self.orphans),
             "unexplained": len(self.unexplained),
             "memory_slope": self.memory,
-            "recovery_s": {kind: _figures(seconds) for kind, seconds in sorted(self.recoveries.items())},
+            "recovery_s": {kind: figures(seconds) for kind, seconds in sorted(self.recoveries.items())},
         }
 
 
-def _figures(seconds: list[float]) -> dict[str, float]:
+def figures(seconds: list[float]) -> dict[str, float]:
     return {
         "median": round(statistics.median(seconds), 2),
         "worst": round(max(seconds), 2),
