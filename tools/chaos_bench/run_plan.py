@@ -61,7 +61,10 @@ def drawn(kinds: tuple[str, ...], faults: int, seed: int) -> tuple[RunFault, ...
             moment = _saved(2, STEPS - 1, draw)  # there has to be one before
         elif kind in DISKS:
             moment = _saved(1, STEPS - 2, draw) if draw.random() < 0.7 else Moment("live rollouts: 0/", 0.0)
-            end = _saved_or_not(STEPS - 1, draw) if draw.random() < 0.5 else None
+            again = (
+                f"step {STEPS - 1}/{STEPS}: live rollouts: 0/" if kind == DISKS[0] else "could not be written"
+            )
+            end = Moment(again, draw.uniform(0, 0.1)) if draw.random() < 0.5 else None
         else:
             moment = _anywhere(draw)
         made.append(RunFault(number, kind, moment, end, damage, draw.randrange(2**32)))
@@ -78,7 +81,3 @@ def _anywhere(draw: Random) -> Moment:
 
 def _saved(first: int, last: int, draw: Random) -> Moment:
     return Moment(f"step {draw.randint(first, last)}/{STEPS}: saved as", draw.uniform(0, 0.1))
-
-
-def _saved_or_not(step: int, draw: Random) -> Moment:
-    return Moment(f"step {step}/{STEPS}: live rollouts: 0/", draw.uniform(0, 0.1))
