@@ -34,6 +34,7 @@ from nemo_war.speculative.archive import read_archive
 from nemo_war.speculative.proposer import SETTINGS, SuffixProposer
 from nemo_war.telemetry.log import EventLog, read
 from nemo_war.telemetry.records import (
+    BeginRecord,
     CheckpointRecord,
     RefitRecord,
     ReplicaRecord,
@@ -237,6 +238,7 @@ async def test_a_run_in_two_parts_is_to_the_bit_one_in_a_single_go(
         ended = [tmp_path / which / f"step_{STEPS}/policy/{name}.safetensors" for which in ("one", "two")]
         assert ended[0].read_bytes() == ended[1].read_bytes()
 
+    assert [each.steps for each in of(second, BeginRecord)] == [STEPS]
     assert of(first, ResumeRecord) == of(straight, ResumeRecord) == []
     (record,) = of(second, ResumeRecord)
     assert (record.step, record.epoch, record.weights_digest) == (done, done + 1, digests[done - 1])

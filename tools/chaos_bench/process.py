@@ -16,8 +16,8 @@ _PATIENCE_S = 420.0
 _ROLLED = "live rollouts: done"
 
 
-class HungError(Exception):
-    """It did not say, or end, in time."""
+class OffPlanError(Exception):
+    """It did not say, or end, in time, or ended before its time."""
 
 
 class Command:
@@ -46,44 +46,44 @@ class Command:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    def wait_for(self, said: str) -> bool:
-        """Until it has said something; False where it ended without.
+    def wait_for(self, said: str) -> None:
+        """Until it has said something.
 
         Raises:
-            HungError: neither happened in time.
+            OffPlanError: it did not in time, or ended without.
         """
 
         deadline = time.monotonic() + _PATIENCE_S
         with self._news:
             while not any(said in line for line in self._lines):
                 if self._ended:
-                    return False
+                    raise OffPlanError(f"it ended before it said {said!r}; {self.tail}")
                 if time.monotonic() > deadline:
-                    raise HungError(f"it never said {said!r}; {self.tail}")
+                    raise OffPlanError(f"it never said {said!r}; {self.tail}")
                 self._news.wait(1.0)
-            return True
 
     def signal(self, signum: signal.Signals, group: bool = False) -> None:
-        """Send it one, or to its whole group."""
+        """Send it one, or to its whole group.
+
+        Raises:
+            OffPlanError: it has ended.
+        """
+        if self._process.poll() is not None:
+            raise OffPlanError(f"it was over before it could be struck; {self.tail}")
         (os.killpg if group else os.kill)(self._process.pid, signum)
 
     def end(self) -> int:
         """Its exit status, minus a signal's number where one ended it.
 
         Raises:
-            HungError: it does not end.
+            OffPlanError: it does not end.
         """
         try:
             status = self._process.wait(_PATIENCE_S)
         except subprocess.TimeoutExpired:
-            raise HungError(f"it does not end; {self.tail}") from None
+            raise OffPlanError(f"it does not end; {self.tail}") from None
         self._reader.join(10)  # which ends later where a child outlives it
         return status
-
-    @property
-    def running(self) -> bool:
-        """Whether it has not ended."""
-        return self._process.poll() is None
 
     @property
     def stderr(self) -> str:
@@ -94,7 +94,7 @@ class Command:
     @property
     def tail(self) -> str:
         """The last lines, for a message."""
-        return " | ".join(line.rstrip() for line in self._lines[-6:])
+        return " | ".join(line.rstrip() for line in self._lines[-8:])
 
     def _read(self) -> None:
         assert self._process.stderr is not None

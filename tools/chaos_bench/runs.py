@@ -25,7 +25,7 @@ from nemo_war.telemetry.records import BeginRecord, CheckpointRecord, ResumeReco
 from tools.chaos_bench import faults, remains, run_account
 from tools.chaos_bench.damage import checkpoints, damage, damaged, print_of, weights_digest
 from tools.chaos_bench.disk import Disk, disk
-from tools.chaos_bench.process import Command, HungError
+from tools.chaos_bench.process import Command, OffPlanError
 from tools.chaos_bench.run_plan import CORRUPT, STEPS, Moment, RunFault, drawn
 from tools.chaos_bench.runs_result import RunsResult
 from tools.chaos_bench.tiny import write_policy
@@ -133,7 +133,7 @@ class Job:
         }.get(kind, self._signalled)
         try:
             self._account(act())
-        except HungError as error:
+        except OffPlanError as error:
             self._broken(str(error))
             for process in remains.marked(self.mark):
                 process.kill()
@@ -206,7 +206,6 @@ class Job:
         run = self._start(name, STEPS)
         self._wait(run, self.fault.moment)
         self._shared.look()
-        self._promise(run.running, "it was over before it could be struck")
         run.signal(signum, group=signum == signal.SIGINT)
         status = run.end()
         if signum == signal.SIGKILL:
@@ -237,7 +236,7 @@ class Job:
             small.free()
 
     def _wait(self, run: Command, moment: Moment) -> None:
-        self._promise(run.wait_for(moment.said), f"it ended before {moment.said!r}: {run.tail}")
+        run.wait_for(moment.said)
         time.sleep(moment.delay_s)
 
     def _start(self, name: str, steps: int) -> Command:
