@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,14 +29,14 @@ class Kind:
         version: the one that is written, and the only one that is read.
         wanted: what the user may name instead of a file that is not of this kind.
         remedy: what the user can do about one that cannot be used.
-        most_bytes: a larger file is not read; None: any size.
+        most_bytes: a larger file is not read.
     """
 
     name: str
     version: int
     wanted: str
     remedy: str
-    most_bytes: int | None = None
+    most_bytes: int
 
     def malformed(self, source: object, reason: object) -> UserError:
         """The error for what is whole and makes no sense."""
@@ -64,7 +65,7 @@ def unpack(kind: Kind, content: bytes, source: object) -> bytes:
     if not first.startswith(start):
         raise UserError(f"{kind.name} {source}: not a {kind.name}; {kind.wanted}")
     if first != start + str(kind.version).encode():
-        found = first[len(start) :][:_MOST_SHOWN].decode(errors="replace")
+        found = first[len(start) :][:_MOST_SHOWN].decode("ascii", errors="backslashreplace")
         raise UserError(
             f"{kind.name} {source}: format {found}, this version reads {kind.version}; "
             f"use the version that wrote it, or {kind.remedy}"
@@ -101,7 +102,10 @@ def read(path: Path, kind: Kind) -> bytes:
         UserError: the file cannot be read, is of another kind or version, or is damaged.
     """
     try:
-        if kind.most_bytes is not None and path.stat().st_size > kind.most_bytes:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):  # a pipe or a device has no end
+            raise UserError(f"{kind.name} {path}: not a file; {kind.wanted}")
+        if found.st_size > kind.most_bytes:
             raise UserError(f"{kind.name} {path}: larger than any ({kind.most_bytes} bytes); {kind.remedy}")
         content = path.read_bytes()
     except OSError as error:

@@ -53,7 +53,10 @@ class HistoryConfig(StrictModel):
     """Which tokens a replica remembers as drafts for later turns."""
 
     max_tokens: int = Field(
-        4_000_000, ge=1024, description="Tokens kept per replica; the oldest trajectories go first."
+        4_000_000,
+        ge=1024,
+        le=1 << 29,
+        description="Tokens kept per replica, 26 bytes each; the oldest trajectories go first.",
     )
     max_epochs: int | None = Field(
         None, ge=1, description="Forget trajectories older than this many policy epochs."

@@ -24,7 +24,7 @@ def salt_of(epoch: int, variant: str) -> int:
         epoch: of the weights that compute the KV.
         variant: what else it depends on, as in `TurnFacts.variant`.
     """
-    return xxh3_64_intdigest(f"{epoch} {variant}".encode())
+    return xxh3_64_intdigest(f"{epoch} {variant}".encode(errors="surrogatepass"))
 
 
 @dataclass(slots=True)

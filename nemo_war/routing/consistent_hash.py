@@ -26,6 +26,8 @@ def preferred(trajectory: str, replicas: Sequence[int]) -> int:
     """The replica with the highest hash for this trajectory."""
 
     def weight(replica: int) -> bytes:
-        return blake2b(f"{replica}/{trajectory}".encode(), digest_size=8).digest()
+        # Names of HTTP clients may hold halves of characters.
+        name = f"{replica}/{trajectory}".encode(errors="surrogatepass")
+        return blake2b(name, digest_size=8).digest()
 
     return max(replicas, key=weight)

@@ -19,11 +19,19 @@ from nemo_war import checked_file
 from nemo_war.checked_file import Kind
 from nemo_war.errors import UserError
 
-KIND = Kind("suffix history", 1, wanted="name a file that `save` wrote", remedy="delete it to start empty")
+KIND = Kind(
+    "suffix history",
+    1,
+    wanted="name a file that `save` wrote",
+    remedy="delete it to start empty",
+    most_bytes=1 << 32,  # twice what the largest history takes that can be configured
+)
 FOLDER = "history"
 """Where a run keeps its histories, below its own folder."""
 SUFFIX = ".suffixes"
 _RESTORED = "restored/"
+_MOST_HEADER = 1 << 26
+"""Names and numbers of half a million trajectories, which take several times that memory as objects."""
 _MAX_EPOCH = 1 << 30
 """More refits than any run has; differences of such epochs still fit their 32 bits."""
 
@@ -198,6 +206,8 @@ def _body(sequences: Sequences) -> bytes:
 def _parse(path: str, body: bytes) -> Sequences:
     head, _, data = body.partition(b"\n")
     try:
+        if len(head) > _MOST_HEADER:
+            raise ValueError("its header is larger than any")
         header = json.loads(head)
         lengths = np.array(header["lengths"], np.int64)
         epochs = np.array(header["epochs"], np.int64)
@@ -206,6 +216,7 @@ def _parse(path: str, body: bytes) -> Sequences:
             raise ValueError("lengths and epochs must be lists of numbers")
         if len({len(lengths), len(epochs), len(groups), len(trajectories)}) > 1:
             raise ValueError("the lists differ in length")
+        "".join((*groups, *trajectories)).encode()  # JSON can hold halves of characters, which are no names
         if ((lengths < 0) | (lengths > len(data) // 4)).any() or (np.abs(epochs) > _MAX_EPOCH).any():
             raise ValueError("a length or an epoch is out of range")
         total = int(lengths.sum())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import stat
@@ -279,12 +280,30 @@ def latest_info(folder: Path) -> TrainingInfo:
     return training_info.read(folder / "step_2")
 
 
-@pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "policy/../../x"])
+@pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "policy/../../x", "a\0b", "a\nb"])
 def test_it_cannot_name_files_outside_of_its_folder(tmp_path: Path, name: str) -> None:
     save(tmp_path, 2)
     files = {name: training_info.FileFacts(size=0, blake2b="")}
     rewrite(tmp_path / "step_2", files=files)
     with pytest.raises(UserError, match="outside of its folder"):
+        latest(tmp_path)
+
+
+def test_it_cannot_name_what_is_no_file(tmp_path: Path) -> None:
+    save(tmp_path, 2)
+    os.mkfifo(tmp_path / "step_2/pipe")
+    rewrite(tmp_path / "step_2", files={"pipe": training_info.FileFacts(size=0, blake2b="")})
+    with pytest.raises(UserError, match="pipe: not a file"):
+        latest(tmp_path)
+
+
+@pytest.mark.parametrize("nested", [{"\ud800": 1}, {"env": "\ud800"}, json.loads("[" * 400 + "]" * 400)])
+def test_a_config_that_is_no_text_or_nested_too_deeply_is_refused(tmp_path: Path, nested: object) -> None:
+    save(tmp_path, 2)
+    path = tmp_path / "step_2/training_info.json"
+    fields = json.loads(path.read_text()) | {"config": {"env": nested}}
+    path.write_text(json.dumps(fields))
+    with pytest.raises(UserError, match=r"malformed|checksum"):
         latest(tmp_path)
 
 
@@ -298,6 +317,7 @@ def test_it_cannot_name_files_outside_of_its_folder(tmp_path: Path, name: str) -
         (b'{"step": 2, "consumed_samples": 64}', "damaged, or not a checkpoint's"),  # NeMo-RL's own
         (b'{"format": "x", "version": 1, "checksum": ""}', "not a checkpoint's"),
         (b'{"format": "nemo_war checkpoint", "version": 9, "checksum": ""}', "format 9, .* reads 1"),
+        (b'{"format": "nemo_war checkpoint", "version": "\\n", "checksum": ""}', r"format '\\n', .* reads 1"),
         (b'{"format": "nemo_war checkpoint", "version": 1, "checksum": ""}', "malformed"),
         (b" " * (1 << 21), "damaged"),
     ],

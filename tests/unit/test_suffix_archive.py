@@ -9,9 +9,11 @@ import stat
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
+from nemo_war.config import HistoryConfig
 from nemo_war.errors import UserError
-from nemo_war.speculative.archive import Sequence, Sequences, decode, encode
+from nemo_war.speculative.archive import KIND, Sequence, Sequences, decode, encode, read_archive
 from nemo_war.speculative.history import SuffixHistory
 
 
@@ -172,6 +174,9 @@ def crafted(path, body: bytes) -> None:
         {"lengths": [0], "epochs": [0], "groups": [], "trajectories": ["t"]},
         {"lengths": [9], "epochs": [0], "groups": ["g"], "trajectories": ["t"]},
         {"lengths": ["many"], "epochs": [0], "groups": ["g"], "trajectories": ["t"]},
+        {"lengths": [0], "epochs": [0], "groups": ["g"], "trajectories": ["\ud800"]},
+        {"lengths": [0], "epochs": [0], "groups": ["\udfff"], "trajectories": ["t"]},
+        {"lengths": [0], "epochs": [0], "groups": ["g"], "trajectories": ["x" * (1 << 26)]},
         {"epochs": [0]},
         [],
     ],
@@ -188,6 +193,31 @@ def test_a_header_nested_without_end_is_refused(tmp_path):
     crafted(path, b"[" * 100_000 + b"\n")
     with pytest.raises(UserError, match="malformed"):
         load(path)
+
+
+def test_a_file_larger_than_any_history_is_not_read(tmp_path):
+    path = tmp_path / "replica-0.suffixes"
+    with path.open("wb") as file:
+        file.truncate((1 << 32) + 1)
+    with pytest.raises(UserError, match="larger than any"):
+        load(path)
+
+
+def test_what_has_no_end_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "replica-0.suffixes")
+    (tmp_path / "replica-1.suffixes").symlink_to("/dev/zero")
+    for name in ("replica-0.suffixes", "replica-1.suffixes"):
+        with pytest.raises(UserError, match="not a file"):
+            read_archive(str(tmp_path / name))
+    with pytest.raises(UserError, match="not a file"):
+        load(tmp_path)
+
+
+def test_the_largest_history_that_can_be_configured_can_be_read_again():
+    longest = HistoryConfig.model_fields["max_tokens"].metadata[1].le
+    assert longest * 4 + longest // 8 < KIND.most_bytes
+    with pytest.raises(ValidationError):
+        HistoryConfig(max_tokens=longest + 1)
 
 
 def test_epochs_of_another_run_end_where_this_one_begins(saved):

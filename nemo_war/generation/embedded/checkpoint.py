@@ -18,6 +18,7 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -202,7 +203,10 @@ def _read(folder: Path, step: int) -> Checkpoint:
     for name, facts in info.files.items():
         path = folder / name
         try:
-            if path.stat().st_size != facts.size or training_info.digest(path) != facts.blake2b:
+            found = path.stat()
+            if not stat.S_ISREG(found.st_mode):  # a pipe would keep its reader waiting for ever
+                raise training_info.refused(path, "not a file")
+            if found.st_size != facts.size or training_info.digest(path) != facts.blake2b:
                 raise training_info.refused(path, "damaged, its size or its checksum is wrong")
         except OSError as error:
             raise training_info.refused(path, error.strerror) from None

@@ -7,7 +7,7 @@ import json
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from nemo_war import __version__
 from nemo_war.config import StrictModel
@@ -116,16 +116,23 @@ def read(folder: Path) -> TrainingInfo:
     if not is_ours:
         raise refused(path, "not a checkpoint's")
     if version != _VERSION:
-        raise refused(path, f"format {str(version)[:16]}, this version of nemo_war reads {_VERSION}")
+        raise refused(path, f"format {ascii(version)[:16]}, this version of nemo_war reads {_VERSION}")
     try:
         info = TrainingInfo.model_validate(fields, strict=True)
-    except ValidationError:
+        encoded = _encode(info)
+    except ValueError:  # pydantic's own too, and of what JSON can hold and no text: half a character
         raise refused(path, "damaged, or malformed") from None
-    if _encode(info) != content:
+    if encoded != content:
         raise refused(path, "damaged, its checksum is wrong")
-    if any(PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts for name in info.files):
+    if not all(map(_is_inside, info.files)):
         raise refused(path, "it names a file outside of its folder")
     return info
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a path can be that of a file below a checkpoint's folder."""
+    path = PurePosixPath(name)
+    return name.isprintable() and not path.is_absolute() and ".." not in path.parts
 
 
 def digest(path: Path) -> str:
