@@ -14,6 +14,9 @@ import numpy as np
 
 from nemo_war.routing.facts import Outcome
 
+_MOST_COUNTED = 1 << 31
+"""More tokens than any answer has; JSON's numbers have no end, and not all of them are floats' as well."""
+
 
 class Answer:
     """An answer being read, whole or as a stream of events.
@@ -140,4 +143,4 @@ def token_ids(value: Any) -> np.ndarray | None:
 
 
 def _count(value: Any) -> int | None:
-    return value if type(value) is int and value >= 0 else None
+    return value if type(value) is int and 0 <= value < _MOST_COUNTED else None

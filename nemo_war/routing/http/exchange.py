@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import aiohttp
 from aiohttp import web
 
@@ -10,6 +12,7 @@ from nemo_war.routing.http.headers import of_answer, of_request
 from nemo_war.routing.http.metrics import Metrics
 from nemo_war.routing.http.profiles import as_error, broken_stream, status_for
 from nemo_war.routing.http.replicas import FAILURES, Replica, Replicas, explain, is_refusal
+from nemo_war.routing.http.settings import RouterSettings
 from nemo_war.routing.http.stream import EventStream
 
 EVENTS = "text/event-stream"
@@ -28,17 +31,22 @@ class AttemptFailedError(Exception):
         self.response, self.reached = response, reached
 
 
+class _OversizedError(Exception):
+    """The answer is larger than any may be; it may have no end."""
+
+
 class Exchange:
     """Sends requests to replicas."""
 
     def __init__(
-        self, session: aiohttp.ClientSession, replicas: Replicas, profile: str, metrics: Metrics
+        self, session: aiohttp.ClientSession, replicas: Replicas, settings: RouterSettings, metrics: Metrics
     ) -> None:
         self._session, self._replicas = session, replicas
-        self._profile, self._metrics = profile, metrics
+        self._profile, self._max_mib = settings.profile, settings.max_answer_mib
+        self._metrics = metrics
 
     async def send(
-        self, request: web.Request, body: bytes, replica: Replica, answer: Answer
+        self, request: web.Request, content: bytes, replica: Replica, answer: Answer
     ) -> web.StreamResponse:
         """Send a request and read the answer into `answer`.
 
@@ -55,31 +63,37 @@ class Exchange:
             async with (
                 replica.attempt(),
                 self._session.request(
-                    request.method, target, headers=headers, data=body, allow_redirects=False
+                    request.method, target, headers=headers, data=content, allow_redirects=False
                 ) as upstream,
             ):
                 if upstream.content_type == EVENTS:
                     stream = EventStream(request, upstream.status, of_answer(upstream.headers))
                     await self._pipe(upstream, stream, replica, answer)
                     return stream.response
-                return self._whole(upstream, await upstream.read(), replica, answer)
+                body = b"".join([chunk async for chunk in self._chunks(upstream)])
+                return self._whole(upstream, body, replica, answer)
         except FAILURES as error:
             self._replicas.failed(replica, error)
             replica.suspected.set()
-            message = f"replica {replica.number} was lost: {explain(error)}"
-            if stream is None or not stream.started:
-                raise AttemptFailedError(message, reached=not is_refusal(error)) from error
+            reached = not is_refusal(error)
+            failure = AttemptFailedError(
+                f"replica {replica.number} was lost: {explain(error)}", reached=reached
+            )
+        except _OversizedError:  # the request's fault, for all that is known
+            failure = AttemptFailedError(f"replica {replica.number} answered more than {self._max_mib} MiB")
+        if stream is None or not stream.started:
+            raise failure
         if answer.complete:  # all but the end of the connection has arrived
             await stream.close()
         else:
             self._metrics.broken_streams.inc()
-            await stream.abort(broken_stream(message))
+            await stream.abort(broken_stream(str(failure)))
         return stream.response
 
     async def _pipe(
         self, upstream: aiohttp.ClientResponse, stream: EventStream, replica: Replica, answer: Answer
     ) -> None:
-        async for chunk in upstream.content.iter_any():
+        async for chunk in self._chunks(upstream):
             lines = stream.lines(chunk)
             answer.feed(lines)  # first, as the client may go on as soon as it has them
             if answer.error >= 500:  # so vLLM ends its streams, all with status 200, when its engine dies
@@ -91,6 +105,14 @@ class Exchange:
         await stream.close()
         if answer.error >= 500:
             self._metrics.broken_streams.inc()
+
+    async def _chunks(self, upstream: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+        size = 0
+        async for chunk in upstream.content.iter_any():
+            size += len(chunk)
+            if size > self._max_mib << 20:
+                raise _OversizedError
+            yield chunk
 
     def _whole(
         self, upstream: aiohttp.ClientResponse, body: bytes, replica: Replica, answer: Answer

@@ -18,6 +18,9 @@ SESSION_HEADERS = ("x-nemo-war-trajectory", "x-session-id", "x-smg-routing-key")
 GROUP_HEADER = "x-nemo-war-group"
 _CARRIERS = ("vllm_xargs", "extra_args")
 _SAMPLE = TurnMetadata("", "")
+_LONGEST_NAME = 1024
+"""Characters; each is remembered for as long as its trajectory."""
+_NUMBERS = range(1 << 31)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +46,16 @@ def announced(headers: Mapping[str, str], fields: Mapping[str, Any]) -> Announce
         fields: of the body.
 
     Raises:
-        ValueError: its metadata is not what this version writes.
+        ValueError: its metadata is not what this version writes, or a name is too long.
     """
+    found = _found(headers, fields)
+    for name in (found.trajectory, found.group):
+        if name is not None and len(name) > _LONGEST_NAME:
+            raise ValueError(f"the name of a trajectory or a group is longer than {_LONGEST_NAME} characters")
+    return found
+
+
+def _found(headers: Mapping[str, str], fields: Mapping[str, Any]) -> Announced:
     group = headers.get(GROUP_HEADER) or None
     for name in SESSION_HEADERS:
         if headers.get(name):
@@ -69,6 +80,8 @@ def _metadata(carrier: str, value: Any) -> TurnMetadata:
         kind = type(getattr(_SAMPLE, name))
         if type(getattr(metadata, name, None)) is not kind:
             raise ValueError(f"{carrier}.{KEY}.{name} must be of type {kind.__name__}")
+        if kind is int and getattr(metadata, name) not in _NUMBERS:
+            raise ValueError(f"{carrier}.{KEY}.{name} must be from 0 to {_NUMBERS.stop - 1}")
     return metadata or _SAMPLE
 
 

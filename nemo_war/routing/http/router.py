@@ -40,6 +40,8 @@ _KEEP_ALIVE_S = 3.0
 """Below the 5 s of vLLM's server: it must not close a connection at the moment a request is sent on it."""
 _COMPLETION_TOKENS = 16
 """What `/v1/completions` generates where no limit is named, as OpenAI defines it."""
+_MOST_NEW_TOKENS = 1 << 24
+"""More than any model generates; what a client names beyond it costs no more than this."""
 
 Place = Callable[[frozenset[int]], AbstractAsyncContextManager[Reservation]]
 """Reserves a place anywhere but at the replicas given."""
@@ -79,7 +81,7 @@ class Router:
             auto_decompress=False,
             timeout=timeout,
         ) as session:
-            self._exchange = Exchange(session, self.replicas, self.settings.profile, self.metrics)
+            self._exchange = Exchange(session, self.replicas, self.settings, self.metrics)
             await asyncio.gather(*(self.replicas.look(session, each) for each in self.replicas.all))
             tasks = [asyncio.create_task(self.replicas.watch(session, each)) for each in self.replicas.all]
             tasks.append(asyncio.create_task(self._sweep()))
@@ -241,5 +243,5 @@ def _limit(fields: Mapping[str, Any], default: int) -> int:
     """Most tokens the turn may generate."""
     for name in ("max_completion_tokens", "max_tokens"):
         if type(fields.get(name)) is int and fields[name] > 0:
-            return int(fields[name])
+            return min(int(fields[name]), _MOST_NEW_TOKENS)
     return default

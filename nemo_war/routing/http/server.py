@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from nemo_war.errors import ConfigError
@@ -44,6 +45,7 @@ class Server:
         return web.AppRunner(
             self.application(),
             access_log=None,
+            logger=_protocol_log(),
             handler_cancellation=True,
             shutdown_timeout=self._router.settings.grace_s,
         )
@@ -131,6 +133,17 @@ class Server:
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response(status=200 if self._router.replicas.healthy() else 503)
+
+
+def _protocol_log() -> logging.Logger:
+    """Where aiohttp logs. What is no HTTP is left out: its client is told, and could fill any log with it."""
+    log = logging.getLogger(f"{__name__}.protocol")
+    log.addFilter(_is_not_the_clients)
+    return log
+
+
+def _is_not_the_clients(record: logging.LogRecord) -> bool:
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 
 
 async def _not_found(request: web.Request) -> web.StreamResponse:

@@ -66,6 +66,9 @@ class RouterSettings:
     )
     new_tokens: int = _option(2048, "assumed limit of a request that names none", least=1, most=2**24)
     max_body_mib: int = _option(64, "largest request body in MiB", least=1, most=4096)
+    max_answer_mib: int = _option(
+        256, "largest answer in MiB, a stream's events together", least=1, most=4096
+    )
     max_waiting: int = _option(10_000, "turns that may wait for a replica", least=1, most=10**7)
     max_trajectories: int = _option(100_000, "trajectories remembered", least=1, most=10**8)
     max_attempts: int = _option(3, "replicas a request is tried on", least=1, most=100)

@@ -22,7 +22,7 @@ class EventStream:
     def __init__(self, request: web.Request, status: int, headers: CIMultiDict[str]) -> None:
         self.response = web.StreamResponse(status=status, headers=headers)
         self._request = request
-        self._rest = b""
+        self._rest = bytearray()  # so that a line that comes in many chunks is not copied with each
 
     @property
     def started(self) -> bool:
@@ -35,7 +35,7 @@ class EventStream:
         if not end:
             self._rest += chunk
             return b""
-        lines, self._rest = self._rest + chunk[:end], chunk[end:]
+        lines, self._rest = bytes(self._rest) + chunk[:end], bytearray(chunk[end:])
         return lines
 
     async def send(self, lines: bytes) -> None:
@@ -48,7 +48,7 @@ class EventStream:
 
     async def close(self) -> None:
         """End the stream where its replica ended it."""
-        await self.send(self._rest)
+        await self.send(bytes(self._rest))
         await self._end()
 
     async def abort(self, last: bytes) -> None:
