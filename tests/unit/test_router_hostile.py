@@ -28,7 +28,7 @@ BOUNDLESS = 10**400
 
 @contextlib.asynccontextmanager
 async def behind(start: bytes, piece: bytes) -> AsyncIterator[tuple[str, Router]]:
-    """A router before a replica that is healthy and answers all else with `start` and `piece` for ever."""
+    """A router before a replica that is healthy and answers all else with `start`, and `piece` for ever."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
@@ -36,7 +36,7 @@ async def behind(start: bytes, piece: bytes) -> AsyncIterator[tuple[str, Router]
                 writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
             else:
                 writer.write(start)
-                while True:
+                while piece:
                     writer.write(piece)
                     await writer.drain()
         writer.close()
@@ -75,6 +75,19 @@ async def test_an_answer_without_end_is_a_failed_attempt_and_its_replica_is_not_
         assert not router.queue.scheduler.running
 
 
+@pytest.mark.parametrize("kind", [b"application/json", b"text/event-stream"])
+async def test_headers_that_http_does_not_allow_are_not_passed_on(kind: bytes) -> None:
+    start = b"HTTP/1.1 200 OK\r\nX-A: a\x01b\r\nX-B: c\r\n d\r\nX-C: e\xff\r\nContent-Type: " + kind
+    async with (
+        behind(start + b"\r\nContent-Length: 12\r\n\r\ndata: {}\n\n{}", b"") as (url, _),
+        aiohttp.ClientSession() as client,
+        client.post(url, json={"prompt": "x"}) as response,
+    ):
+        assert response.status == 200
+        assert "X-A" not in response.headers
+        assert response.headers["X-C"].startswith("e")
+
+
 async def test_a_stream_without_end_is_ended_in_one_defined_event() -> None:
     async with (
         behind(EVENTS, b'data: {"choices": []}\n\n' * 1000) as (url, _),
@@ -82,7 +95,8 @@ async def test_a_stream_without_end_is_ended_in_one_defined_event() -> None:
     ):
         async with client.post(url, json={"prompt": "x"}) as response:
             *_, error, done, _ = (await response.text()).split("\n\n")
-        assert "answered more than 1 MiB" in json.loads(error.strip().removeprefix("data: "))["error"]["message"]
+        told = json.loads(error.strip().removeprefix("data: "))
+        assert "answered more than 1 MiB" in told["error"]["message"]
         assert done == "data: [DONE]"
 
 

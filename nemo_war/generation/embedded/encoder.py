@@ -26,7 +26,7 @@ def encoder(folder: Path | None) -> Callable[[str], list[int]]:
         source = folder or model.resolve(model.BUNDLED, stage)
         stage("reading and tokenising the recordings")
         try:
-            return AutoTokenizer.from_pretrained(str(source), local_files_only=True)
+            return AutoTokenizer.from_pretrained(str(source), local_files_only=True, trust_remote_code=False)
         except (OSError, ValueError) as error:
             reason = " ".join(str(error).split())[:200]
             raise UserError(f"--tokenizer {source}: {reason}; name the folder of a tokenizer") from None

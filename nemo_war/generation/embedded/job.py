@@ -141,7 +141,8 @@ async def _job(
     import ray
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(config.policy.tokenizer_folder(model))
+    folder_of_tokenizer = config.policy.tokenizer_folder(model)
+    tokenizer = AutoTokenizer.from_pretrained(folder_of_tokenizer, trust_remote_code=False)
     with EventLog(folder / FILE_NAME) as log:
         place = Workplace(config, model, folder, Chat(tokenizer), log, checkpoints, resumed)
         _start_ray()

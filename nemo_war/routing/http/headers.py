@@ -1,7 +1,8 @@
-"""Which headers travel on: all but those that are about one connection."""
+"""Which headers travel on: all but those that are about one connection, or that HTTP does not allow."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from multidict import CIMultiDict
@@ -23,6 +24,9 @@ _HOP_BY_HOP = frozenset(
 _OF_THE_REQUEST = _HOP_BY_HOP | {"host", "content-length", "content-encoding", "expect", "accept-encoding"}
 """Bodies were decompressed when they are read here, and answers are to be read here as well."""
 _OF_THE_ANSWER = _HOP_BY_HOP | {"content-length"}
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+"""What no header may hold (RFC 9110, 5.5). A replica's may all the same, as HTTP clients read leniently;
+to write it on would be an error."""
 
 
 def of_request(headers: Mapping[str, str]) -> CIMultiDict[str]:
@@ -38,4 +42,8 @@ def of_answer(headers: Mapping[str, str]) -> CIMultiDict[str]:
 def _without(headers: Mapping[str, str], dropped: frozenset[str]) -> CIMultiDict[str]:
     if "connection" in headers:
         dropped |= {name.strip().lower() for name in headers["connection"].split(",")}
-    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in dropped)
+    return CIMultiDict(
+        (name, value)
+        for name, value in headers.items()
+        if name.lower() not in dropped and not _CONTROL.search(name + value)
+    )
