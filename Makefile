@@ -17,7 +17,7 @@ run: $(READY)
 	$(BIN)/nemo-war run $(CONFIG) --compare
 
 test: $(READY)
-	$(BIN)/python -m pytest tests/unit -q
+	$(BIN)/python -m pytest tests/unit tests/fuzz -q -m "not full"
 	$(BIN)/python -m pytest tests/engine -q -m "not full"
 
 test-full: test
