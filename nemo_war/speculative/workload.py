@@ -80,7 +80,7 @@ def read_recorded(path: Path, encode: Encode) -> list[Recorded]:
             recorded = [_from_nemo_gym(path.stem, index, entry, encode) for index, entry in enumerate(lines)]
     except OSError as error:
         raise UserError(f"trace {path}: {error.strerror}; name a recorded file") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise UserError(
             f"trace {path}: neither tau-bench nor NeMo-Gym ({error!r}); name such a file"
         ) from None

@@ -19,7 +19,7 @@ from nemo_war.routing.http.router import Router
 from nemo_war.routing.http.server import Server
 from nemo_war.routing.http.settings import POLICIES, RouterSettings
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
 BOUNDLESS = 10**400
@@ -75,6 +75,16 @@ async def test_an_answer_without_end_is_a_failed_attempt_and_its_replica_is_not_
         assert not router.queue.scheduler.running
 
 
+async def test_redirects_are_not_followed() -> None:
+    start = b"HTTP/1.1 307 Go\r\nLocation: http://127.0.0.1:9/x\r\nContent-Length: 0\r\n\r\n"
+    async with (
+        behind(start, b"") as (url, _),
+        aiohttp.ClientSession() as client,
+        client.post(url, json={"prompt": "x"}, allow_redirects=False) as response,
+    ):
+        assert (response.status, response.headers["Location"]) == (307, "http://127.0.0.1:9/x")
+
+
 @pytest.mark.parametrize("kind", [b"application/json", b"text/event-stream"])
 async def test_headers_that_http_does_not_allow_are_not_passed_on(kind: bytes) -> None:
     start = b"HTTP/1.1 200 OK\r\nX-A: a\x01b\r\nX-B: c\r\n d\r\nX-C: e\xff\r\nContent-Type: " + kind
@@ -126,7 +136,7 @@ async def test_numbers_and_texts_that_json_can_hold_and_nothing_else_fail_nobody
         place.replicas[0].gate.clear()
         place.replicas[1].gate.clear()
         asking = [asyncio.create_task(place.ask("hi", **fields)) for fields in [*strange, {}]]
-        await until(lambda: sum(replica.running for replica in place.replicas) == len(asking))
+        await until(lambda: sum(replica.running for replica in place.replicas) == len(asking), 60)
         for replica in place.replicas:
             replica.gate.set()
         assert [status for status, _, _ in await asyncio.gather(*asking)] == [200] * len(asking)

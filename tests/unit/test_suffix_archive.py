@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from nemo_war import checked_file
 from nemo_war.config import HistoryConfig
 from nemo_war.errors import UserError
 from nemo_war.speculative.archive import KIND, Sequence, Sequences, decode, encode, read_archive
@@ -186,6 +187,14 @@ def test_a_header_that_lies_is_refused_though_its_checksum_is_right(tmp_path, he
     crafted(path, json.dumps(header).encode() + b"\n" + bytes(16))
     with pytest.raises(UserError, match="malformed"):
         load(path)
+
+
+@pytest.mark.parametrize("length", [2**31, 2**62, 2**63, -1])
+def test_bytes_of_a_peer_with_absurd_sizes_are_refused(tmp_path, length):
+    header = {"lengths": [length], "epochs": [0], "groups": ["g"], "trajectories": ["t"]}
+    content = checked_file.pack(KIND, json.dumps(header).encode() + b"\n" + bytes(5))
+    with pytest.raises(UserError, match="of a peer: malformed"):
+        decode(content, "of a peer")
 
 
 def test_a_header_nested_without_end_is_refused(tmp_path):

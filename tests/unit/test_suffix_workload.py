@@ -73,7 +73,7 @@ def test_nemo_gym_attempts_at_an_instance_are_a_group(tmp_path):
     assert said(recorded[0].turns[0][1]).startswith("<think>R</think>\n<tool_call>")
 
 
-@pytest.mark.parametrize("content", ["[{}]", "not json", '{"response": 3}'])
+@pytest.mark.parametrize("content", ["[{}]", "not json", '{"response": 3}', "[" * 100_000])
 def test_another_kind_of_file_is_refused(tmp_path, content):
     path = tmp_path / "other"
     path.write_text(content)
