@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from nemo_war.generation.embedded.engine import EngineSpec
 from nemo_war.generation.embedded.fleet import Fleet
 from nemo_war.generation.embedded.replica import Replica
 from nemo_war.generation.embedded.turn import Answer, Turn
+from nemo_war.generation.refit import Transition
 from nemo_war.metadata import TurnMetadata
 from nemo_war.routing.facts import Books, ReplicaFacts, Waiting
 from nemo_war.routing.policy import Policy
@@ -117,6 +118,7 @@ async def fleet(
     extension: str | None = None,
     replica_class: type = Replica,
     temperature: float = 1.0,
+    record: Callable[[Transition], None] = lambda transition: None,
     **engine: Any,
 ) -> AsyncIterator[Fleet]:
     spec = EngineSpec(
@@ -124,7 +126,7 @@ async def fleet(
     )
     kind = type("TestFleet", (Fleet,), {"replica_class": replica_class})
     refit = refit or RefitConfig(in_flight=in_flight, update_timeout_s=120)
-    made = kind(spec, replicas, 1, refit, health)
+    made = kind(spec, replicas, 1, refit, health, record)
     await made.start()
     try:
         yield made
