@@ -9,9 +9,9 @@ level_1_without_the_mode, level_0, without_reset: {to_fresh, stale}}, ours}; dea
 `overhead`: {in_flight: {idle, running: {load_s, refit_s, overhead_s, overhead_share, ...}}}, see
 `tools.refit_bench.overhead`.
 
-`acceptance`: {phases: {name: {turns, output_tokens, drafts, draft_tokens, accepted_tokens,
+`acceptance`: {kind of task: {phases: {name: {turns, output_tokens, drafts, draft_tokens, accepted_tokens,
 acceptance_length, draft_share, tokens_per_step}}, steady_range: of the acceptance length; share_of_steady:
-{name: {acceptance_length, tokens_per_step}}}, see `tools.refit_bench.acceptance`.
+{name: {acceptance_length, tokens_per_step}}}}, see `tools.refit_bench.acceptance`.
 
 The last line of the output is JSON, with a key for each part that was run.
 
@@ -35,6 +35,7 @@ from nemo_war.generation.embedded import model
 from tools.refit_bench.acceptance import acceptance
 from tools.refit_bench.overhead import overhead
 from tools.refit_bench.stock import stock
+from tools.refit_bench.tasks import KINDS
 
 PARTS = ("stock", "overhead", "acceptance")
 _OBJECT_STORE_BYTES = 2 * 1024**3
@@ -47,7 +48,7 @@ async def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     parts = {
         "stock": lambda: stock(where, folder, arguments.peers),
         "overhead": lambda: overhead(where, arguments.refits),
-        "acceptance": lambda: acceptance(where, folder, arguments.turns, arguments.sureness),
+        "acceptance": lambda: acceptance(where, folder, arguments.turns, arguments.tasks, arguments.sureness),
     }
     result = {}
     for part in arguments.parts:
@@ -67,8 +68,9 @@ def main() -> None:
     parser.add_argument("--refits", type=int, default=10, help="that count, of each kind")
     parser.add_argument("--turns", type=int, default=100, help="of a phase of `acceptance`, at least")
     parser.add_argument(
-        "--sureness", type=float, default=1 / 0.6, help="factor on the policy's logits in `acceptance`"
+        "--tasks", nargs="+", choices=list(KINDS), default=list(KINDS), help="of `acceptance`"
     )
+    parser.add_argument("--sureness", type=float, help="factor on the policy's logits in `acceptance`")
     arguments = parser.parse_args()
     root = str(Path(__file__).parents[1])
     ray.init(

@@ -1,10 +1,8 @@
 """How well drafts do in the turns after a refit, a resume and a restart, next to steady state.
 
-The embedded example's tasks, all of them in each step, on two replicas at temperature 1. The bundled model
-rambles at 1, so its logits are scaled by 1 / 0.6 unless told otherwise: at temperature 1 that policy samples
-as the example does at 0.6, about as surely as one that RL has trained. Drafts have no price, so that
-acceptance decides and not load. Where the history knows little, only the surest copies are drafted, so
-that acceptance length alone flatters it: tokens per step, drafted for or not, tell what it was worth.
+The same tasks come back in each step (`tasks`), on two replicas at temperature 1. Drafts have no price, so
+that acceptance decides and not load. Where the history knows little, only the surest copies are drafted,
+so that acceptance length alone flatters it: tokens per step, drafted for or not, tell what it was worth.
 
 Turns are placed so that both replicas get siblings of each task: what one of them is compared with is then
 the same kind of turns. Steady state is measured several times in between, as a history that grows makes
@@ -24,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +39,7 @@ from nemo_war.telemetry.log import EventLog
 from nemo_war.telemetry.records import Pass, TurnRecord
 from tests.engine.policies import as_bytes, perturbed
 from tools.refit_bench.drafting import Drafting, shares, total
+from tools.refit_bench.tasks import KINDS, Kind
 
 _RECIPE = Path(__file__).parents[2] / "examples" / "configs" / "grpo_embedded_cpu.yaml"
 _TASKS = 6
@@ -61,23 +60,36 @@ _RETURN_S = 240.0
 _LIVE = Pass("war", "live")
 
 
-async def acceptance(model: Path, folder: Path, turns: int, sureness: float) -> dict[str, Any]:
-    """All phases, and what each one's drafts did as shares of steady state's.
+async def acceptance(
+    model: Path, folder: Path, turns: int, kinds: Iterable[str], sureness: float | None
+) -> dict[str, Any]:
+    """By kind of task, all phases, and what each one's drafts did as shares of steady state's.
 
     Args:
         model: the bundled one.
-        folder: for a checkpoint and a log.
+        folder: for checkpoints and logs.
         turns: of a phase, at least.
-        sureness: factor on the policy's logits.
+        kinds: of `tasks.KINDS`.
+        sureness: factor on the policy's logits; None: each kind's own.
     """
+    result = {}
+    for name in kinds:
+        kind = KINDS[name] if sureness is None else KINDS[name]._replace(sureness=sureness)
+        (folder / name).mkdir()
+        result[name] = await _measure(model, folder / name, turns, kind)
+        print(f"{name}: {result[name]}", flush=True)
+    return result
+
+
+async def _measure(model: Path, folder: Path, turns: int, kind: Kind) -> dict[str, Any]:
     from transformers import AutoTokenizer
 
     config = RunConfig.load(_RECIPE, [*_SETTINGS, f"checkpointing.checkpoint_dir={folder / 'checkpoints'}"])
     with EventLog(folder / "events.jsonl") as log:
         checkpoints = Checkpoints(config)
         place = Workplace(config, model, folder, Chat(AutoTokenizer.from_pretrained(model)), log, checkpoints)
-        phases = _Phases(turns)
-        old, new = (_policy(model, scale, sureness) for scale in (0.0, _PERTURBATION))
+        phases = _Phases(turns, kind)
+        old, new = (_policy(model, scale, kind.sureness) for scale in (0.0, _PERTURBATION))
         checkpoint = await _first_life(place, phases, old, new)
         await _second_life(replace(place, resumed=checkpoint), phases, new)
     return phases.result()
@@ -96,7 +108,7 @@ async def _first_life(place: Workplace, phases: _Phases, old: Weights, new: Weig
     try:
         await fleet.start()
         await fleet.refit(old)
-        engines = _Engines(place, fleet, phases.steps)
+        engines = _Engines(place, fleet, phases.kind, phases.steps)
         await phases.run("empty", engines)
         await phases.run("warm_up", engines)
         await phases.run("steady", engines)
@@ -120,7 +132,7 @@ async def _second_life(place: Workplace, phases: _Phases, weights: Weights) -> N
         reasons = (await fleet.ask("restore_state", str(place.resumed.war))).values()
         if any(reasons):
             raise RuntimeError(f"what was saved could not be restored: {list(reasons)}")
-        engines = _Engines(place, fleet, phases.steps)
+        engines = _Engines(place, fleet, phases.kind, phases.steps)
         await phases.run("resume", engines)
         await _restart(fleet)
         await phases.run_apart(engines)
@@ -164,8 +176,9 @@ class _Engines:
         step: the next one, counted over all lives.
     """
 
-    def __init__(self, place: Workplace, fleet: Fleet, first: int) -> None:
+    def __init__(self, place: Workplace, fleet: Fleet, kind: Kind, first: int) -> None:
         self.step = first
+        self._kind = kind
         self._place, self._fleet = place, fleet
         self._turns: Counter[int] = Counter()
         self._tokens: Counter[int] = Counter()
@@ -183,11 +196,7 @@ class _Engines:
         self._tokens.clear()
         before = await self._fleet.ask("statistics")
         while not enough(self._turns):
-            starts = [
-                self._place.live_start(_LIVE, self.step, prompt, sibling)
-                for prompt in self._place.dataset.step(self.step, _TASKS)
-                for sibling in range(self._place.config.grpo.num_generations_per_prompt)
-            ]
+            starts = self._kind.starts(self._place, self.step)
             await self._rollouts.run(_LIVE, self.step, starts, lambda: None)
             self.step += 1
         after = await self._fleet.ask("statistics")
@@ -202,10 +211,11 @@ class _Phases:
 
     Attributes:
         steps: done in all lives.
+        kind: of task.
     """
 
-    def __init__(self, turns: int) -> None:
-        self.steps = 0
+    def __init__(self, turns: int, kind: Kind) -> None:
+        self.steps, self.kind = 0, kind
         self._enough = turns
         self._measured: list[tuple[str, Drafting]] = []
 
