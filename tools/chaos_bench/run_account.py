@@ -26,6 +26,11 @@ class Part:
     resumed: int
     steps: tuple[int, ...]
 
+    @property
+    def without_last(self) -> Part:
+        """The same without its last step."""
+        return Part(self.resumed, self.steps[:-1])
+
 
 def on_record(stream: EventStream) -> Part:
     """A process's part by its event log."""
