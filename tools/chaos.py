@@ -22,10 +22,11 @@ With `--runs N` as many faults are struck at whole runs, each a job of `nemo-war
 engine and a tiny policy: signals (`sigterm_run`, `sigint_run`, `kill_run`), a full disk under the run's
 folder or the checkpoints (`full_disk_run`, `full_disk_checkpoints`, on small disks of their own, which takes
 root), a damaged checkpoint (`corrupt_checkpoint`). Then it is started again and has to end well. JSON has
-`runs`: processes; `steps` `expected` and `found`; `records_told_lost` and `checkpoints_told_lost` to full
-disks; `lost` steps; `duplicated`: steps that were done again although a checkpoint had them; `orphans`:
-processes, shared memory and parts of files or checkpoints; `broken`: other promises, of exit status,
-messages, reports, checkpoints and logs; `recovery_s`: from a start to its first rollouts' end.
+`runs`: processes; `steps` `expected` and `found`; `late`: signals after the last step, which are no faults;
+`records_told_lost` and `checkpoints_told_lost` to full disks; `lost` steps; `duplicated`: steps that were
+done again although a checkpoint had them; `orphans`: processes, shared memory and parts of files or
+checkpoints; `broken`: other promises, of exit status, messages, reports, checkpoints and logs;
+`recovery_s`: from a start to its first rollouts' end.
 
 Example: python -m tools.chaos --faults 200 --seed 1 --in-flight pause
 """

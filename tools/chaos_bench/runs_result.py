@@ -17,6 +17,7 @@ class RunsResult:
         faults: that were struck and survived.
         runs: processes of `nemo-war run` that were started.
         expected, found: steps of all jobs, and those of them that were done.
+        late: signals that came when all steps were done, so that there was nothing to go on with.
         told: records that full disks cost, and that the run told of.
         unsaved: checkpoints that full disks cost, and that the run told of.
         recoveries: by kind, seconds from the start of the resumed process to its first rollouts' end.
@@ -29,6 +30,7 @@ class RunsResult:
     runs: int = 0
     expected: int = 0
     found: int = 0
+    late: int = 0
     told: int = 0
     unsaved: int = 0
     seconds: float = 0.0
@@ -51,6 +53,7 @@ class RunsResult:
             "runs": self.runs,
             "seconds": round(self.seconds, 1),
             "steps": {"expected": self.expected, "found": self.found},
+            "late": self.late,
             "records_told_lost": self.told,
             "checkpoints_told_lost": self.unsaved,
             "lost": len(self.lost),
