@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from tools.chaos_bench.freshness import FakeModel, foreign, misdated, stale
 from tools.chaos_bench.kinds import KINDS, possible
 from tools.chaos_bench.memory import slope
 from tools.chaos_bench.model import Context, expected_logprobs, logprob, next_token
-from tools.chaos_bench.plan import drawn
+from tools.chaos_bench.plan import SCHEDULER, drawn
 from tools.chaos_bench.probes import disagreements
 from tools.chaos_bench.result import Result
 from tools.chaos_bench.scene import Scene
@@ -56,7 +55,8 @@ def test_a_plan_spares_one_replica_and_strikes_the_others_alike() -> None:
         plan = drawn(KINDS, 300, 4, 1.0, seed)
         struck = Counter(fault.replica for fault in plan.faults)
         assert plan.spared not in struck
-        assert set(struck.values()) == {100}
+        assert struck.pop(SCHEDULER) > 0
+        assert max(struck.values()) - min(struck.values()) <= 1
         assert [fault.number for fault in plan.faults] == list(range(300))
     assert len({drawn(KINDS, 1, 4, 1.0, seed).spared for seed in range(20)}) == 4
     with pytest.raises(ValueError, match="it takes 2"):
@@ -348,45 +348,3 @@ def test_what_is_wrong_is_said_in_a_sentence_each() -> None:
         "1 left over: process 1 was left behind",
     ]
     assert (result.to_json()["lost"], result.to_json()["orphans"]) == (7, 1)
-
-
-# The whole
-
-needs_libiomp = pytest.mark.skipif(
-    not list(Path(sys.prefix).glob("lib*/libiomp5.so")), reason="replicas are started with Intel's OpenMP"
-)
-
-
-def chaos(folder: Path, *arguments: str) -> tuple[int, dict, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tools.chaos", "--folder", str(folder), *arguments],
-        capture_output=True, text=True, timeout=300, cwd=ROOT,
-    )  # fmt: skip
-    [line] = done.stdout.splitlines() or [done.stderr[-3000:]]
-    return done.returncode, json.loads(line), done.stderr
-
-
-@needs_libiomp
-def test_a_short_run_loses_nothing_and_leaves_nothing(tmp_path: Path) -> None:
-    status, said, errors = chaos(
-        tmp_path, "--faults", "12", "--replicas", "3", "--in-flight", "pause",
-        "--kinds", "kill_turn", "kill_loading", "fail_load", "refuse_reset", "break_step", "wrong_digest",
-    )  # fmt: skip
-    assert status == 0, errors[-3000:]
-    assert (said["faults"], said["lost"], said["duplicated"], said["stale_turns"], said["orphans"]) == (
-        12,
-        0,
-        0,
-        0,
-        0,
-    )
-    assert said["started"] == said["finished"] > 100
-    assert said["recovery_s"].keys() >= {"kill_turn", "refuse_reset"}
-
-
-@needs_libiomp
-def test_stale_kv_is_found_out(tmp_path: Path) -> None:
-    status, said, errors = chaos(tmp_path, "--sabotage", "--replicas", "2")
-    assert status == 1
-    assert said["stale_turns"] > 0
-    assert f"chaos: {said['stale_turns']} stale: " in errors

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 from collections import Counter
 from pathlib import Path
 from random import Random
@@ -17,8 +16,7 @@ from nemo_war.telemetry.records import Pass, ResumeRecord, StepRecord
 from tools.chaos_bench.damage import checkpoints, damage, damaged, print_of, weights_digest
 from tools.chaos_bench.disk import disk
 from tools.chaos_bench.run_account import Part, as_said, duplicated, lost, on_record, surviving
-from tools.chaos_bench.run_plan import CORRUPT, RUN_KINDS, STEPS, Moment, RunFault, drawn
-from tools.chaos_bench.runs import Job
+from tools.chaos_bench.run_plan import CORRUPT, RUN_KINDS, STEPS, drawn
 from tools.chaos_bench.runs_result import RunsResult
 from tools.chaos_bench.tiny import write_policy
 
@@ -147,18 +145,3 @@ def test_what_is_wrong_is_said() -> None:
     result.recoveries["kill_run"] += [1.0, 3.0]
     assert result.wrong == ["status 1"]
     assert result.to_json()["recovery_s"] == {"kill_run": {"median": 2.0, "worst": 3.0, "faults": 2}}
-
-
-# The whole
-
-
-@pytest.mark.skipif(
-    not list(Path(sys.prefix).glob("lib*/libiomp5.so")), reason="replicas are started with Intel's OpenMP"
-)
-def test_a_run_that_sigterm_stops_goes_on_and_leaves_nothing(tmp_path: Path) -> None:
-    result = RunsResult(0)
-    fault = RunFault(0, "sigterm_run", Moment(f"step 2/{STEPS}: live rollouts: 0/", 0.05), None, None, 1)
-    Job(fault, tmp_path / "job", write_policy(tmp_path / "policy"), 1, result)()
-    assert result.wrong == []
-    assert (result.runs, result.expected, result.found) == (2, STEPS, STEPS)
-    assert len(result.recoveries["sigterm_run"]) == 1
