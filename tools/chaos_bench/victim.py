@@ -58,6 +58,7 @@ class Victim:
         engine_apart: whether its engine is in other processes than its actor, and is hit as well.
         pace: how long things take.
         draw: of the present fault.
+        ordered_at: when it was last told to do something.
         struck_at: when the present fault happened.
         struck_in: the stage that it was in then.
     """
@@ -70,6 +71,7 @@ class Victim:
     engine_apart: bool
     pace: Pace
     draw: Random = field(default_factory=Random)
+    ordered_at: float = 0.0
     struck_at: float = 0.0
     struck_in: str = ""
 
@@ -127,6 +129,7 @@ class Victim:
 
     async def obeys(self, **orders: Any) -> None:
         """Give orders, and wait until one was followed."""
+        self.ordered_at = time.monotonic()
         self.order(**orders)
         await self.obeyed()
         self.strikes()
@@ -150,7 +153,8 @@ class Victim:
 
     async def shares_again(self) -> None:
         """Wait until an exchange of history failed, and a later one did not."""
-        scene, at = self.scene, self.struck_at
+        # Since the order, as the exchange may be over by the time that it is seen to have been followed.
+        scene, at = self.scene, self.ordered_at
         await self.until(lambda: scene.exchange_failed_at >= at, "leaves every exchange of history intact")
         self.calm()
         since = time.monotonic()
