@@ -97,7 +97,8 @@ class SharedScheduler:
             clock: seconds.
         """
         _rehearse(policy)
-        self.scheduler = Scheduler(policy)
+        # A copy, as Ray hands over arrays that cannot be written to.
+        self.scheduler = Scheduler(copy.deepcopy(policy))
         self._clock = clock
         self._dispatcher = Dispatcher(self.scheduler, lambda: self._replicas, clock)
         self._clients: dict[str, _Client] = {}
