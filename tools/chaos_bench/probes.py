@@ -43,7 +43,7 @@ class Probes:
         epoch = self._fleet.epoch
         self._count += 1
         metadata = TurnMetadata(f"probe{self._count}", "probe", epoch=epoch, learn=False)
-        said = await self._fleet.ask("probe", Turn(tuple(range(1000, 1000 + _LENGTH)), metadata, 1))
+        said = await self._fleet.ask("likeliest", Turn(tuple(range(1000, 1000 + _LENGTH)), metadata, 1))
         if self._fleet.epoch != epoch:
             return
         self._wrong += disagreements(epoch, said, self._before)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from nemo_war.generation.embedded import sampling
-from nemo_war.generation.embedded.replica import Replica
+from nemo_war.generation.embedded.replica import Replica, telling_of_loss
 from nemo_war.generation.embedded.turn import Answer, Turn
 from tools.chaos_bench.faults import Faults
 
@@ -62,12 +62,13 @@ class ObedientReplica(Replica):
             blob[-1] ^= 1
         return await super().import_history(blob)
 
-    async def probe(self, turn: Turn) -> dict[int, float]:
+    async def likeliest(self, turn: Turn) -> dict[int, float]:
         """The likeliest next tokens and their logprobs, after a prompt whose KV is cached where it can be."""
         params = sampling.params_of(turn, self._spec.temperature, ())
         params.logprobs = _TOP
-        async for output in self._engine.generate(
-            sampling.prompt_of(turn, salted=True), params, turn.metadata.trajectory
-        ):
-            last = output
+        with telling_of_loss():
+            async for output in self._engine.generate(
+                sampling.prompt_of(turn, salted=True), params, turn.metadata.trajectory
+            ):
+                last = output
         return {token: entry.logprob for token, entry in last.outputs[0].logprobs[0].items()}

@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Collection, Iterable
+from pathlib import Path
 from typing import Any
 
 import psutil
 import ray
 
+from nemo_war.generation.embedded import shared_memory
 from nemo_war.generation.embedded.engine import EngineSpec, cores_of, process_environment
 from nemo_war.generation.embedded.replica import EngineLostError
 
@@ -52,6 +54,7 @@ class Actors:
         self._handles: dict[int, Any] = {}
         self._up: set[int] = set()
         self._processes: dict[int, set[psutil.Process]] = {}
+        self._queues: dict[int, set[Path]] = {}
 
     async def start(self, number: int) -> dict[str, Any]:
         """Start an actor and its engine; returns the engine's facts, see `Replica.start`.
@@ -72,6 +75,7 @@ class Actors:
         self._processes[number] = {actor}
         facts = await self._ask(number, "start", timeout_s=_START_TIMEOUT_S)
         self._processes[number] |= _family([actor])
+        self._queues[number] = shared_memory.mapped(self._processes[number])
         self._up.add(number)
         return facts
 
@@ -126,6 +130,7 @@ class Actors:
         if handle is not None:
             ray.kill(handle)
         await _end(processes, patience_s)
+        shared_memory.remove(self._queues.pop(number, set()) | shared_memory.registrations(processes))
 
 
 async def _end(processes: Collection[psutil.Process], patience_s: float) -> None:
