@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from fake_actors import FakeActors
-from virtual_time import VirtualTime, now
+from virtual_time import VirtualTimePolicy, now
 
 from nemo_war.config import HealthConfig, RefitConfig
 from nemo_war.generation.embedded import fleet as fleets
@@ -28,15 +28,10 @@ from nemo_war.routing.sticky import Sticky
 pytestmark = pytest.mark.asyncio
 
 
-class _VirtualTime(asyncio.DefaultEventLoopPolicy):
-    def new_event_loop(self) -> VirtualTime:
-        return VirtualTime()
-
-
 @pytest.fixture
-def event_loop_policy() -> _VirtualTime:
+def event_loop_policy() -> VirtualTimePolicy:
     """Deadlines of milliseconds must not depend on how busy the machine is."""
-    return _VirtualTime()
+    return VirtualTimePolicy()
 
 
 HEALTH = HealthConfig(probe_interval_s=0.02, probe_timeout_s=0.1, max_restarts=2)

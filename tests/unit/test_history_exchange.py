@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from virtual_time import VirtualTimePolicy, now
 
 from nemo_war.config import ExchangeConfig
 from nemo_war.generation.embedded.history_exchange import Exchanged, HistoryExchange
@@ -18,6 +19,13 @@ from nemo_war.routing.round_robin import RoundRobin
 from nemo_war.speculative.archive import decode, encode
 from nemo_war.speculative.history import SuffixHistory
 from nemo_war.telemetry.records import ExchangeRecord, Pass
+
+
+@pytest.fixture
+def event_loop_policy() -> VirtualTimePolicy:
+    """A kernel that is compiled meanwhile must not use up a deadline."""
+    return VirtualTimePolicy()
+
 
 TEXT = np.random.default_rng(0).integers(0, 500, 300).astype(np.int32)
 
@@ -65,6 +73,7 @@ class Place:
             range(3),
             self.ask,
             self.share,
+            now,
         )
 
     async def ask(self, number: int, method: str, *arguments: Any) -> Any:

@@ -20,6 +20,13 @@ class VirtualTime(asyncio.SelectorEventLoop):
         self._now += seconds
 
 
+class VirtualTimePolicy(asyncio.DefaultEventLoopPolicy):
+    """For the fixture `event_loop_policy` of pytest-asyncio."""
+
+    def new_event_loop(self) -> VirtualTime:
+        return VirtualTime()
+
+
 class _Jumping(selectors.DefaultSelector):
     def __init__(self, loop: VirtualTime) -> None:
         super().__init__()
