@@ -132,18 +132,7 @@ class Rollouts:
         return done, makespan
 
     def _report(self, which: Pass, step: int, when: str, done: Exchanged) -> None:
-        self._record(
-            ExchangeRecord(
-                run=which,
-                step=step,
-                when=when,
-                batches=done.batches,
-                tokens=done.tokens,
-                seconds=done.seconds,
-                failed=done.failed,
-                dropped=done.dropped,
-            )
-        )
+        self._record(ExchangeRecord(run=which, step=step, when=when, **asdict(done)))
 
     async def placement_state(self) -> State | None:
         """What placement learned, for a checkpoint; None where there is nothing, or it cannot be had."""

@@ -166,19 +166,7 @@ class Workplace:
             RefitError: see `Fleet.refit`.
         """
         outcome = await fleet.refit(weights)
-        self.log.append(
-            RefitRecord(
-                run=which,
-                epoch=outcome.epoch,
-                replicas=outcome.replicas,
-                kv_reset_ok=outcome.kv_reset_ok,
-                seconds=outcome.seconds,
-                transfer_bytes=weights.size,
-                in_flight=outcome.in_flight,
-                fenced=outcome.fenced,
-                self_check_s=outcome.self_check_s,
-            )
-        )
+        self.log.append(RefitRecord(run=which, transfer_bytes=weights.size, **asdict(outcome)))
         return outcome
 
 
