@@ -12,8 +12,9 @@ import pytest_asyncio
 from nemo_war.config import SpeculativeConfig, WarConfig
 from nemo_war.generation.embedded import engine
 from nemo_war.generation.embedded.engine import STOCK_EXTENSION
-from nemo_war.generation.embedded.fleet import Fleet, share_weights
+from nemo_war.generation.embedded.fleet import Fleet
 from nemo_war.generation.embedded.replica import Replica
+from nemo_war.generation.embedded.weights import share_weights
 from tests.engine.fleets import RawReplica, begun_copy, chat, copy_prompt, fleet, raw, sample, statistics
 from tests.engine.policies import as_bytes, perturbed
 
