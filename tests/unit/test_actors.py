@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -98,10 +99,11 @@ class FakeRay:
 
 
 @pytest.fixture
-def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+def ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeRay:
     fake = FakeRay()
     monkeypatch.setattr(module, "ray", fake)
     monkeypatch.setattr(module, "process_environment", lambda *_: {})
+    monkeypatch.setattr(module.tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(module, "_end", no_process_ends)
     return fake
 
@@ -136,6 +138,23 @@ async def test_starting_again_exports_nothing_again(ray: FakeRay) -> None:
         await made.start(0)
         await made.kill(0)
     assert ray.exported == [Body]
+
+
+async def test_a_replica_has_a_folder_for_temporary_files_as_long_as_it_is_there(
+    ray: FakeRay, tmp_path: Path
+) -> None:
+    made = actors()
+    Body.may_start.set()
+    for _ in range(2):
+        await made.start(0)
+        await made.start(1)
+        await made.kill(0)
+        (left,) = tmp_path.glob("nemo-war-replica-*")
+        (left / "a socket").touch()
+        assert left.name.startswith("nemo-war-replica-1-")
+        assert left.stat().st_mode & 0o777 == 0o700
+        await made.stop()
+        assert not list(tmp_path.iterdir())
 
 
 async def test_an_engine_that_is_lost_is_a_replica_that_is_lost(ray: FakeRay) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 import time
 from pathlib import Path
 
@@ -65,6 +66,20 @@ def memory_files(process: psutil.Process) -> list[str]:
     except OSError:
         pass
     return left
+
+
+class TemporaryFolders:
+    """What replicas, of any run, keep their temporary files in."""
+
+    def __init__(self) -> None:
+        self._before = self._now()
+
+    def left(self) -> list[str]:
+        """Those that were not there at first."""
+        return [f"temporary folder {path} was left behind" for path in sorted(self._now() - self._before)]
+
+    def _now(self) -> set[Path]:
+        return set(Path(tempfile.gettempdir()).glob("nemo-war-replica-*"))
 
 
 class SharedMemory:

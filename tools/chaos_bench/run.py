@@ -75,6 +75,7 @@ class Run:
         self._plan = drawn(kinds, settings.faults, settings.replicas, engines.pace.delay_s, settings.seed)
         self._scene, self._witness, self._memory = Scene(), Witness(), Memory()
         self._shared = remains.SharedMemory(self.mark)
+        self._temporary = remains.TemporaryFolders()
         self._describe: Callable[[], str] = str
         self._watchdog = Watchdog(
             engines.pace.patience_s + _START_S,
@@ -107,7 +108,7 @@ class Run:
                 asyncio.run(self._with_fleet())
             finally:
                 ray.shutdown()
-        self.result.orphans += remains.processes(self.mark) + self._shared.left()
+        self.result.orphans += remains.processes(self.mark) + self._shared.left() + self._temporary.left()
         self._watchdog.stop()
         return self.result
 

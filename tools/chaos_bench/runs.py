@@ -120,6 +120,7 @@ class Job:
         self._checkpoints = self.folder / "checkpoints"
         self._parts: list[run_account.Part] = []
         self._shared = remains.SharedMemory(self.mark)
+        self._temporary = remains.TemporaryFolders()
 
     def __call__(self) -> None:
         """Do it, and look over what is left."""
@@ -255,6 +256,7 @@ class Job:
             "OMP_NUM_THREADS": "1",  # a tiny policy gains nothing by more
         }
         self.result.runs += 1
+        self._temporary = remains.TemporaryFolders()
         return Command(
             [
                 "run",
@@ -300,6 +302,8 @@ class Job:
         if not killed:
             self._tidy(folder)
         self._nothing_runs()
+        if not killed:
+            self.result.orphans += map(self._said, self._temporary.left())
         return stream
 
     def _nothing_runs(self) -> None:

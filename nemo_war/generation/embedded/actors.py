@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
+import tempfile
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,7 @@ class Actors:
         self._up: set[int] = set()
         self._processes: dict[int, set[psutil.Process]] = {}
         self._queues: dict[int, set[Path]] = {}
+        self._folders: dict[int, Path] = {}
 
     async def start(self, number: int) -> dict[str, Any]:
         """Start an actor and its engine; returns the engine's facts, see `Replica.start`.
@@ -63,7 +66,8 @@ class Actors:
             RuntimeError: the engine did not start as configured.
             ReplicaLostError: the actor died.
         """
-        environment = process_environment(cores_of(number, self._cpus), self._spec.ranks)
+        folder = self._folders[number] = Path(tempfile.mkdtemp(prefix=f"nemo-war-replica-{number}-"))
+        environment = process_environment(cores_of(number, self._cpus), self._spec.ranks, folder)
         self._handles[number] = self._class.options(
             num_cpus=0, max_concurrency=1000, runtime_env={"env_vars": environment}
         ).remote(number, self._spec)
@@ -131,6 +135,8 @@ class Actors:
             ray.kill(handle)
         await _end(processes, patience_s)
         shared_memory.remove(self._queues.pop(number, set()) | shared_memory.registrations(processes))
+        if (folder := self._folders.pop(number, None)) is not None:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
 
 async def _end(processes: Collection[psutil.Process], patience_s: float) -> None:
