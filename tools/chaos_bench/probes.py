@@ -9,17 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import pairwise
 
-from nemo_war.generation.embedded.turn import Turn
-from nemo_war.metadata import TurnMetadata
+from nemo_war.generation.self_check import Probe, distance
 from tools.chaos_bench.fleet import ObservedFleet
 
 EQUAL = 2e-3
 """Nats between two float32 engines on equal weights: batches of other sizes sum in another order."""
 DIFFERENT = 0.05
 """Nats between two policies, at least."""
-_LENGTH = 200
-"""Tokens of the prompt: several blocks of KV, as what does not fill a block is never cached."""
-
 Said = Mapping[int, float]
 """Logprobs of the likeliest next tokens."""
 
@@ -34,16 +30,14 @@ class Probes:
     def __init__(self, fleet: ObservedFleet) -> None:
         self._fleet = fleet
         self._before: tuple[int, Said] | None = None
-        self._count = 0
         self._wrong: list[str] = []
         self.answers = 0
 
     async def look(self) -> None:
         """Ask every replica that serves, between two refits."""
         epoch = self._fleet.epoch
-        self._count += 1
-        metadata = TurnMetadata(f"probe{self._count}", "probe", epoch=epoch, learn=False)
-        said = await self._fleet.ask("likeliest", Turn(tuple(range(1000, 1000 + _LENGTH)), metadata, 1))
+        probes: Mapping[int, Probe] = await self._fleet.ask("probe")
+        said = {number: probe.cached for number, probe in probes.items()}
         if self._fleet.epoch != epoch:
             return
         self._wrong += disagreements(epoch, said, self._before)
@@ -78,9 +72,3 @@ def disagreements(epoch: int, said: Mapping[int, Said], before: tuple[int, Said]
         if then != epoch and apart < DIFFERENT:
             wrong.append(f"replica {replica} says in epoch {epoch} what was said in epoch {then}")
     return wrong
-
-
-def distance(one: Said, other: Said) -> float:
-    """Largest difference over the tokens that both name, in nats; infinite where there is none."""
-    common = one.keys() & other.keys()
-    return max((abs(one[token] - other[token]) for token in common), default=float("inf"))

@@ -8,13 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from nemo_war.generation.embedded import sampling
-from nemo_war.generation.embedded.replica import Replica, telling_of_loss
+from nemo_war.generation.embedded.replica import Replica
 from nemo_war.generation.embedded.turn import Answer, Turn
 from tools.chaos_bench.faults import Faults
-
-_TOP = 20
-"""Logprobs that a probe looks at."""
 
 
 class PreparedReplica(Replica):
@@ -42,7 +38,7 @@ class UnsaltedReplica(PreparedReplica):
 
 
 class ObedientReplica(Replica):
-    """Takes orders that a real engine cannot be given, and can be probed."""
+    """Takes orders that a real engine cannot be given."""
 
     async def load_weights(self, blob: Any) -> dict[str, Any]:
         orders = Faults(self._number)
@@ -61,14 +57,3 @@ class ObedientReplica(Replica):
             blob = np.array(blob)
             blob[-1] ^= 1
         return await super().import_history(blob)
-
-    async def likeliest(self, turn: Turn) -> dict[int, float]:
-        """The likeliest next tokens and their logprobs, after a prompt whose KV is cached where it can be."""
-        params = sampling.params_of(turn, self._spec.temperature, ())
-        params.logprobs = _TOP
-        with telling_of_loss():
-            async for output in self._engine.generate(
-                sampling.prompt_of(turn, salted=True), params, turn.metadata.trajectory
-            ):
-                last = output
-        return {token: entry.logprob for token, entry in last.outputs[0].logprobs[0].items()}

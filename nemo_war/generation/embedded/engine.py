@@ -113,7 +113,7 @@ def process_environment(cores: list[int], ranks: int = 1, temporary: Path | None
 
 
 def _keeping_temporary_files_in(folder: Path) -> dict[str, str]:
-    cache = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"  # as torch has it, and worth keeping
+    cache = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"  # as torch has it
     return {
         "TMPDIR": str(folder),
         "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(cache)),

@@ -82,7 +82,7 @@ class Replica:
         Raises:
             EngineLostError: the engine died.
         """
-        with telling_of_loss():
+        with _telling_of_loss():
             return await self._generate(turn)
 
     async def _generate(self, turn: Turn) -> Answer:
@@ -102,7 +102,7 @@ class Replica:
 
     async def probe(self) -> Probe:
         """Say what the model expects after a prompt that never changes; nothing is learned from it."""
-        with telling_of_loss():
+        with _telling_of_loss():
             salts = [f"epoch-{self._epoch}" if self._spec.war else None, f"alone-{uuid.uuid4().hex}"]
             return Probe(*await asyncio.gather(*map(self._probe, salts)))
 
@@ -115,12 +115,12 @@ class Replica:
 
     async def pause(self, mode: str) -> None:
         """Run nothing until `resume`: freeze what runs (`keep`), or take it back (`abort`)."""
-        with telling_of_loss():
+        with _telling_of_loss():
             await self._engine.pause_generation(mode=mode, clear_cache=False)
 
     async def resume(self) -> None:
         """Let frozen and new requests run."""
-        with telling_of_loss():
+        with _telling_of_loss():
             await self._engine.resume_generation()
 
     async def load_weights(self, blob: Any) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class Replica:
             vLLM's own answer: whether the caches are empty now.
         """
         engine = self._engine
-        with telling_of_loss():
+        with _telling_of_loss():
             await engine.reset_mm_cache()
             await engine.reset_encoder_cache()
             return bool(await engine.reset_prefix_cache(reset_running_requests=True, reset_connector=True))
@@ -241,12 +241,12 @@ class Replica:
 
     async def call(self, method: str, *arguments: Any) -> Any:
         """A worker extension method's answer. Every rank is asked; rank 0 is the output rank at PP=1."""
-        with telling_of_loss():
+        with _telling_of_loss():
             return (await self._engine.collective_rpc(method, args=arguments))[0]
 
 
 @contextlib.contextmanager
-def telling_of_loss() -> Iterator[None]:
+def _telling_of_loss() -> Iterator[None]:
     """vLLM's own error as ours: whoever unpickles an error of vLLM's imports vLLM, which takes seconds."""
     from vllm.v1.engine.exceptions import EngineDeadError
 
