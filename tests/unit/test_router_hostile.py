@@ -204,6 +204,20 @@ async def test_what_is_no_http_is_told_to_its_client_and_fills_no_log(
     assert not caplog.records
 
 
+async def test_the_rest_of_a_request_that_is_answered_already_fills_no_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with routed(1) as place:
+        host, _, port = place.url.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /no HTTP/1.1\r\nHost: a\r\nContent-Encoding: gzip\r\nContent-Length: 9\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 404")
+        writer.write(b"not gzip.")
+        await reader.read()
+        writer.close()
+    assert not caplog.records
+
+
 async def test_clients_that_send_half_a_request_keep_nobody_else_waiting() -> None:
     async with routed(1) as place:
         host, _, port = place.url.removeprefix("http://").partition(":")

@@ -136,14 +136,16 @@ class Server:
 
 
 def _protocol_log() -> logging.Logger:
-    """Where aiohttp logs. What is no HTTP is left out: its client is told, and could fill any log with it."""
+    """Where aiohttp logs. What is no HTTP is left out: its client could fill any log with it, and is told,
+    unless it was the rest of a request that had its answer already."""
     log = logging.getLogger(f"{__name__}.protocol")
     log.addFilter(_is_not_the_clients)
     return log
 
 
 def _is_not_the_clients(record: logging.LogRecord) -> bool:
-    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
+    theirs = (HttpProcessingError, web.RequestPayloadError)
+    return record.exc_info is None or not isinstance(record.exc_info[1], theirs)
 
 
 async def _not_found(request: web.Request) -> web.StreamResponse:
