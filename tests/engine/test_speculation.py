@@ -139,6 +139,7 @@ async def test_aborted_turns_leave_the_engine_serving(war: Fleet, model_folder: 
     assert (await statistics(war))["errors"] == 0
 
 
+@pytest.mark.full  # CI has 25 minutes
 async def test_start_fails_when_the_extension_is_missing(model_folder: Path) -> None:
     with pytest.raises(RuntimeError, match=r"replica 0 did not start as configured.*war_attach"):
         async with fleet(model_folder, war=WAR, extension=STOCK_EXTENSION):
