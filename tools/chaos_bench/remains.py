@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -68,18 +69,24 @@ def memory_files(process: psutil.Process) -> list[str]:
     return left
 
 
-class TemporaryFolders:
-    """What replicas, of any run, keep their temporary files in."""
+class TemporaryFolder:
+    """A folder for the temporary files of one run, with a short name, as sockets are among them.
+
+    Attributes:
+        path: of the folder.
+    """
 
     def __init__(self) -> None:
-        self._before = self._now()
+        self.path = Path(tempfile.mkdtemp(prefix="chaos-"))
 
     def left(self) -> list[str]:
-        """Those that were not there at first."""
-        return [f"temporary folder {path} was left behind" for path in sorted(self._now() - self._before)]
+        """What replicas left in it."""
+        left = self.path.glob("nemo-war-*")
+        return [f"temporary folder {path} was left behind" for path in sorted(left)]
 
-    def _now(self) -> set[Path]:
-        return set(Path(tempfile.gettempdir()).glob("nemo-war-replica-*"))
+    def remove(self) -> None:
+        """With all that is in it, as who is killed can tidy nothing."""
+        shutil.rmtree(self.path, ignore_errors=True)
 
 
 class SharedMemory:

@@ -7,6 +7,7 @@ import contextlib
 import os
 import shutil
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -75,7 +76,6 @@ class Run:
         self._plan = drawn(kinds, settings.faults, settings.replicas, engines.pace.delay_s, settings.seed)
         self._scene, self._witness, self._memory = Scene(), Witness(), Memory()
         self._shared = remains.SharedMemory(self.mark)
-        self._temporary = remains.TemporaryFolders()
         self._describe: Callable[[], str] = str
         self._watchdog = Watchdog(
             engines.pace.patience_s + _START_S,
@@ -92,6 +92,8 @@ class Run:
         import ray
 
         self._make_folder()
+        temporary = remains.TemporaryFolder()
+        tempfile.tempdir = str(temporary.path)
         self._watchdog.start()
         os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", remains.MARK: self.mark}
         environment = self.engines.environment(self._orders) | {remains.MARK: self.mark}
@@ -108,7 +110,9 @@ class Run:
                 asyncio.run(self._with_fleet())
             finally:
                 ray.shutdown()
-        self.result.orphans += remains.processes(self.mark) + self._shared.left() + self._temporary.left()
+        self.result.orphans += remains.processes(self.mark) + self._shared.left() + temporary.left()
+        tempfile.tempdir = None
+        temporary.remove()
         self._watchdog.stop()
         return self.result
 

@@ -120,7 +120,6 @@ class Job:
         self._checkpoints = self.folder / "checkpoints"
         self._parts: list[run_account.Part] = []
         self._shared = remains.SharedMemory(self.mark)
-        self._temporary = remains.TemporaryFolders()
 
     def __call__(self) -> None:
         """Do it, and look over what is left."""
@@ -159,6 +158,7 @@ class Job:
         before = print_of(self._checkpoints)
         refused = self._start("refused", STEPS)
         status, errors = refused.end(), self._errors(refused)
+        self._temporary.remove()
         remedy = "remove its folder step_N to go on from the one before, or name another checkpointing"
         self._promise(status == 2 and len(errors) == 1, f"status {status} of a damaged checkpoint: {errors}")
         self._promise(
@@ -251,12 +251,13 @@ class Job:
         time.sleep(moment.delay_s)
 
     def _start(self, name: str, steps: int) -> Command:
+        self._temporary = remains.TemporaryFolder()
         environment = faults.environment(self.folder / "orders") | {
             remains.MARK: self.mark,
+            "TMPDIR": str(self._temporary.path),
             "OMP_NUM_THREADS": "1",  # a tiny policy gains nothing by more
         }
         self.result.runs += 1
-        self._temporary = remains.TemporaryFolders()
         return Command(
             [
                 "run",
@@ -304,6 +305,7 @@ class Job:
         self._nothing_runs()
         if not killed:
             self.result.orphans += map(self._said, self._temporary.left())
+        self._temporary.remove()
         return stream
 
     def _nothing_runs(self) -> None:
