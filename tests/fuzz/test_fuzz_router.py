@@ -7,6 +7,7 @@ import contextlib
 import gc
 import logging
 import os
+import random
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -27,6 +28,8 @@ AT_ONCE = 48
 """Attacks of a case."""
 CASES = 16
 """Cases that a router lives through; the next one has another policy."""
+LONGEST_S = 240.0
+"""Of a case, which takes less than a second of an idle machine: one that hangs is to say its seed."""
 MOST_MIB = 300
 """Growth of the process after its first routers, which import and cache things."""
 MOST_DESCRIPTORS = 30
@@ -47,14 +50,18 @@ class Place:
     async def case(self, seed: int) -> None:
         """Attack from both sides, then see that all is well."""
         with replayable(seed) as chance:
-            for impostor in self.impostors:
-                impostor.begin(chance.getrandbits(32), hostile=chance.random() < 0.7)
-            await asyncio.gather(*(Attacker(chance, *self.address).attack() for _ in range(AT_ONCE)))
-            for impostor in self.impostors:
-                impostor.behave()
-            await self._calm()
-            await self._serves(f"case {seed}")
-            await self._calm()
+            async with asyncio.timeout(LONGEST_S):
+                await self._attack(seed, chance)
+
+    async def _attack(self, seed: int, chance: random.Random) -> None:
+        for impostor in self.impostors:
+            impostor.begin(chance.getrandbits(32), hostile=chance.random() < 0.7)
+        await asyncio.gather(*(Attacker(chance, *self.address).attack() for _ in range(AT_ONCE)))
+        for impostor in self.impostors:
+            impostor.behave()
+        await self._calm()
+        await self._serves(f"case {seed}")
+        await self._calm()
 
     async def _calm(self) -> None:
         scheduler, trajectories = self.router.queue.scheduler, self.router.trajectories
@@ -101,9 +108,10 @@ async def attacked(seed: int) -> AsyncIterator[Place]:
     try:
         yield Place(router, running.addresses[0][:2], impostors)
     finally:
-        await running.cleanup()
-        for impostor in impostors:
-            await impostor.stop()
+        async with asyncio.timeout(LONGEST_S):
+            await running.cleanup()
+            for impostor in impostors:
+                await impostor.stop()
 
 
 @BUDGETS
