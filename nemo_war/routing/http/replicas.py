@@ -156,8 +156,9 @@ class Replicas:
         """Look at one for ever: regularly, and at once when a request failed there."""
         while True:
             pause = self._settings.health_interval_s * random.uniform(1 - _JITTER, 1 + _JITTER)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(replica.suspected.wait(), pause)
+            with suppress(TimeoutError):  # `wait_for` of Python 3.11 would swallow the end of the watch
+                async with asyncio.timeout(pause):
+                    await replica.suspected.wait()
             replica.suspected.clear()
             await self.look(session, replica)
             await asyncio.sleep(_LEAST * self._settings.health_interval_s)
