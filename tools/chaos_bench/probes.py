@@ -16,6 +16,7 @@ EQUAL = 2e-3
 """Nats between two float32 engines on equal weights: batches of other sizes sum in another order."""
 DIFFERENT = 0.05
 """Nats between two policies, at least."""
+
 Said = Mapping[int, float]
 """Logprobs of the likeliest next tokens."""
 

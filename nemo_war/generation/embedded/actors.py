@@ -19,7 +19,7 @@ import psutil
 import ray
 
 from nemo_war.generation.embedded import shared_memory
-from nemo_war.generation.embedded.engine import EngineSpec, cores_of, process_environment
+from nemo_war.generation.embedded.engine import EngineSpec, cores_of, process_environment, temporary_files_in
 from nemo_war.generation.embedded.replica import EngineLostError
 
 _START_TIMEOUT_S = 900.0
@@ -67,7 +67,8 @@ class Actors:
             ReplicaLostError: the actor died.
         """
         folder = self._folders[number] = Path(tempfile.mkdtemp(prefix=f"nemo-war-replica-{number}-"))
-        environment = process_environment(cores_of(number, self._cpus), self._spec.ranks, folder)
+        cores = cores_of(number, self._cpus)
+        environment = process_environment(cores, self._spec.ranks) | temporary_files_in(folder)
         self._handles[number] = self._class.options(
             num_cpus=0, max_concurrency=1000, runtime_env={"env_vars": environment}
         ).remote(number, self._spec)

@@ -84,13 +84,12 @@ def cores_of(replica: int, per_replica: int) -> list[int]:
     return sorted({usable[(first + i) % len(usable)] for i in range(min(per_replica, len(usable)))})
 
 
-def process_environment(cores: list[int], ranks: int = 1, temporary: Path | None = None) -> dict[str, str]:
+def process_environment(cores: list[int], ranks: int = 1) -> dict[str, str]:
     """Variables that must stand before the replica's interpreter starts.
 
     Args:
         cores: of the replica.
         ranks: processes that share them; each has its own while there are enough.
-        temporary: folder for what vLLM unlinks only if it ends in order: sockets, mostly.
 
     Raises:
         UserError: Intel's OpenMP is missing from this Python environment.
@@ -109,10 +108,11 @@ def process_environment(cores: list[int], ranks: int = 1, temporary: Path | None
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
         "VLLM_CONFIGURE_LOGGING": "1",
         "TOKENIZERS_PARALLELISM": "false",
-    } | ({} if temporary is None else _keeping_temporary_files_in(temporary))
+    }
 
 
-def _keeping_temporary_files_in(folder: Path) -> dict[str, str]:
+def temporary_files_in(folder: Path) -> dict[str, str]:
+    """Variables by which vLLM leaves there what it unlinks only if it ends in order: sockets, mostly."""
     cache = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"  # as torch has it
     return {
         "TMPDIR": str(folder),
