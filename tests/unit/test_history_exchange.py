@@ -10,10 +10,10 @@ import pytest
 from virtual_time import VirtualTimePolicy, now
 
 from nemo_war.config import ExchangeConfig
-from nemo_war.generation.embedded.history_exchange import Exchanged, HistoryExchange
 from nemo_war.generation.embedded.rollout import Rollouts, Start
 from nemo_war.generation.embedded.script import TurnLimits, Verdict
 from nemo_war.generation.embedded.turn import Answer, Turn
+from nemo_war.generation.history_exchange import Exchanged, HistoryExchange
 from nemo_war.metadata import TurnMetadata
 from nemo_war.routing.round_robin import RoundRobin
 from nemo_war.speculative.archive import decode, encode

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nemo_war.generation.embedded.memory_file import memory_file
+from nemo_war.generation.memory_file import memory_file
 
 
 def child(code: str, path: str) -> bytes:

@@ -12,9 +12,9 @@ import pytest
 from nemo_war.config import HistoryConfig, SpeculativeConfig, WarConfig
 from nemo_war.errors import UserError
 from nemo_war.generation.embedded.engine import EngineSpec
-from nemo_war.generation.embedded.memory_file import memory_file
 from nemo_war.generation.embedded.replica import Replica
 from nemo_war.generation.extension import WarExtension
+from nemo_war.generation.memory_file import memory_file
 from nemo_war.metadata import TurnMetadata
 from nemo_war.speculative import proposer as proposers
 from nemo_war.speculative.archive import encode

@@ -26,6 +26,7 @@ from pathlib import Path
 from nemo_war import snapshot
 from nemo_war.checked_file import sync
 from nemo_war.errors import ConfigError, UserError
+from nemo_war.generation import placement_file
 from nemo_war.generation.embedded import training_info
 from nemo_war.generation.embedded.config import RunConfig
 from nemo_war.generation.embedded.training_info import FileFacts, TrainingInfo
@@ -161,8 +162,7 @@ def save_policy(folder: Path, state: State | None) -> None:
     Raises:
         OSError: it could not be written.
     """
-    if state is not None:
-        snapshot.write(folder / _SCHEDULER, state)
+    placement_file.write(folder / _SCHEDULER, state)
 
 
 def restore_policy(folder: Path, policy: Policy) -> None:
@@ -171,13 +171,7 @@ def restore_policy(folder: Path, policy: Policy) -> None:
     Raises:
         UserError: the file is damaged, or makes no sense.
     """
-    path = folder / _SCHEDULER
-    if path.exists():
-        state = snapshot.read(path)
-        try:
-            policy.restore(state)
-        except ValueError as error:
-            raise snapshot.KIND.malformed(path, error) from None
+    placement_file.read(folder / _SCHEDULER, policy)
 
 
 def _seal(folder: Path, info: TrainingInfo) -> None:

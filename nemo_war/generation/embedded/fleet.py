@@ -21,12 +21,12 @@ import ray
 from nemo_war.config import ExchangeConfig, HealthConfig, RefitConfig
 from nemo_war.generation.embedded.actors import Actors, ReplicaLostError
 from nemo_war.generation.embedded.engine import EngineSpec
-from nemo_war.generation.embedded.history_exchange import HistoryExchange
 from nemo_war.generation.embedded.refitting import Refitting
 from nemo_war.generation.embedded.replica import ABORTED, Replica
 from nemo_war.generation.embedded.turn import Answer, Turn
 from nemo_war.generation.embedded.watch import Watch
 from nemo_war.generation.embedded.weights import Weights
+from nemo_war.generation.history_exchange import HistoryExchange
 from nemo_war.generation.refit import Phase, RefitCycle, RefitError, Stage, Transition
 from nemo_war.generation.scheduling.dispatcher import SharedDispatcher
 from nemo_war.generation.scheduling.heartbeat import Patience

@@ -10,15 +10,12 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
-from nemo_war import snapshot
+from nemo_war.generation.drafter_host import DrafterHost
 from nemo_war.generation.embedded import sampling
 from nemo_war.generation.embedded.engine import EngineSpec
-from nemo_war.generation.embedded.memory_file import memory_file
 from nemo_war.generation.embedded.turn import Answer, Turn
+from nemo_war.generation.memory_file import memory_file
 from nemo_war.generation.self_check import Probe
-from nemo_war.speculative.archive import SUFFIX
 
 ABORTED = "abort"
 """Finish reason of a turn that was taken back, as vLLM calls it."""
@@ -28,7 +25,7 @@ class EngineLostError(RuntimeError):
     """The engine behind this actor is dead."""
 
 
-class Replica:
+class Replica(DrafterHost):
     """The actor's body; `actors` wraps it with `ray.remote`.
 
     Every method but `start` needs a started engine, and raises EngineLostError where that
@@ -36,7 +33,7 @@ class Replica:
     """
 
     def __init__(self, number: int, spec: EngineSpec) -> None:
-        self._number = number
+        super().__init__(number, spec.speculates)
         self._spec = spec
         self._engine: Any = None
         self._epoch = 0
@@ -65,7 +62,7 @@ class Replica:
         arguments = AsyncEngineArgs(**self._spec.engine_arguments(self._number))
         self._engine = AsyncLLM.from_engine_args(arguments)
         try:
-            facts = await self.call("war_attach" if self._spec.speculates else "war_process")
+            facts = await self.call("war_attach" if self.speculates else "war_process")
             if not facts["libiomp"]:
                 raise RuntimeError(
                     "libiomp5.so is not mapped in the engine's worker, although LD_PRELOAD names it"
@@ -150,88 +147,11 @@ class Replica:
     async def set_epoch(self, epoch: int) -> None:
         """What is generated from here on is of this policy epoch."""
         self._epoch = epoch
-        if self._spec.speculates:
-            await self.call("war_advance_epoch", epoch)
+        await self.advance_epoch(epoch)
 
     async def _restore_history(self) -> None:
-        if self._spec.speculates and self._spec.war is not None and not self._spec.resumes:
-            history = self._spec.war.speculative.history
-            if history.restore is not None:
-                await self.call("war_restore_history", str(history.restore), history.empty_if_damaged)
-
-    async def save_history(self, folder: str) -> None:
-        """Keep the history in a file of this replica's own in a folder that exists."""
-        if self._spec.speculates:
-            await self.call("war_save_history", self._stem(folder) + SUFFIX)
-
-    async def save_state(self, folder: str) -> str | None:
-        """Write all that the drafter learned into files of this replica's own; return why that failed."""
-        if not self._spec.speculates:
-            return None
-        return await self.call("war_save_state", self._stem(folder))
-
-    async def restore_state(self, folder: str) -> str | None:
-        """Go on with what a replica of this number wrote there, if one did; return why that failed."""
-        stem = self._stem(folder)
-        if not self._spec.speculates or not os.path.exists(stem + snapshot.SUFFIX):
-            return None
-        return await self.call("war_restore_state", stem)
-
-    def _stem(self, folder: str) -> str:
-        return f"{folder}/replica-{self._number}"
-
-    async def export_history(self, lengths: dict[str, int] | None = None) -> np.ndarray | None:
-        """What the drafter remembers of these trajectories, for other replicas.
-
-        Args:
-            lengths: by trajectory, how many of its tokens; None: all that is remembered.
-
-        Returns:
-            [bytes] uint8 array that `import_history` takes; None if there is nothing to tell.
-        """
-        if not self._spec.speculates:
-            return None
-        with memory_file(f"history-{self._number}") as file:
-            told = await self.call("war_export_history", file.path, lengths)
-            return file.read() if told else None
-
-    async def import_history(self, blob: Any) -> int:
-        """Learn what another replica exported.
-
-        Args:
-            blob: [bytes] uint8 array, a view into Ray's object store.
-
-        Returns:
-            How many trajectories were news.
-        """
-        if not self._spec.speculates:
-            return 0
-        with memory_file(f"history-{self._number}") as file:
-            file.write(blob)
-            return int(await self.call("war_import_history", file.path))
-
-    async def reliability(self) -> list[tuple[float, float, int]]:
-        """How predicted acceptance compares with what was accepted, since the start."""
-        return await self.call("war_reliability") if self._spec.speculates else []
-
-    async def statistics(self) -> dict[str, Any]:
-        """The drafter's counters since the start; empty for a stock engine."""
-        return await self.call("war_statistics") if self._spec.speculates else {}
-
-    async def commit(self, lengths: dict[str, int]) -> None:
-        """Final lengths of trajectories that ended, in tokens."""
-        if self._spec.speculates:
-            await self.call("war_commit", lengths)
-
-    async def clear_history(self) -> None:
-        """Start from an empty history, for repeats that must not help each other."""
-        if self._spec.speculates:
-            await self.call("war_clear_history")
-
-    async def enable_drafting(self, enabled: bool) -> None:
-        """Switch drafting on or off while the history keeps learning."""
-        if self._spec.speculates:
-            await self.call("war_enable_drafting", enabled)
+        if self._spec.war is not None and not self._spec.resumes:
+            await self.restore_history(self._spec.war.speculative.history)
 
     def stop(self) -> None:
         """Shut the engine and its processes down; may be called twice."""

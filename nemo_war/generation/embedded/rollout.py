@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 
 from nemo_war.generation.embedded.fleet import Fleet
-from nemo_war.generation.embedded.history_exchange import Exchanged
 from nemo_war.generation.embedded.script import RecordedTurn, Script
 from nemo_war.generation.embedded.turn import Answer, Turn
+from nemo_war.generation.history_exchange import Exchanged
 from nemo_war.generation.refit import RefitError
 from nemo_war.generation.scheduling.dispatcher import SharedDispatcher
 from nemo_war.metadata import TurnMetadata

@@ -26,8 +26,8 @@ from nemo_war.generation.refit import Transition
 from nemo_war.generation.scheduling.actor import RayLink
 from nemo_war.routing import policies
 from nemo_war.routing.dispatcher import Placer
+from nemo_war.routing.options import Options
 from nemo_war.routing.policy import Policy
-from nemo_war.routing.workload_aware import Options
 from nemo_war.speculative.archive import FOLDER
 from nemo_war.telemetry.log import EventLog
 from nemo_war.telemetry.records import (
