@@ -21,19 +21,10 @@ import numpy as np
 
 from nemo_war.generation.step_time import StepLoad, StepTimeModel
 from nemo_war.kernel import kernel
+from nemo_war.routing.options import Weights
 
 _TIE = 1e-3
 """Relative difference below which costs count as equal, and go at random."""
-
-
-class Weights(NamedTuple):
-    """Ablations: a term with weight 0 is left out."""
-
-    prefill: float = 1.0
-    queue: float = 1.0
-    pace: float = 1.0
-    others: float = 1.0
-    siblings: float = 1.0
 
 
 class Pace(NamedTuple):

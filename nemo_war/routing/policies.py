@@ -7,11 +7,12 @@ from collections.abc import Callable
 from nemo_war.config import PolicyName
 from nemo_war.routing.consistent_hash import ConsistentHash
 from nemo_war.routing.least_outstanding import LeastOutstanding
+from nemo_war.routing.options import Options
 from nemo_war.routing.policy import Policy
 from nemo_war.routing.published import Published
 from nemo_war.routing.round_robin import RoundRobin
 from nemo_war.routing.sticky import Sticky
-from nemo_war.routing.workload_aware import Options, WorkloadAware
+from nemo_war.routing.workload_aware import WorkloadAware
 
 _BY_NAME: dict[PolicyName, Callable[[int], Policy]] = {
     "sticky": Sticky,

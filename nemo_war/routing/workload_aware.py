@@ -15,8 +15,7 @@ trajectory: this is then sticky, least loaded at first sight, and nothing waits.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,8 +24,9 @@ from nemo_war.generation.step_time import StepTimeModel
 from nemo_war.metadata import TurnMetadata
 from nemo_war.routing.admission import Admission, Claim
 from nemo_war.routing.blocks import Chains, salt_of
-from nemo_war.routing.cost import Costs, Demand, Load, Pace, Weights, cost
+from nemo_war.routing.cost import Costs, Demand, Load, Pace, cost
 from nemo_war.routing.facts import Books, Outcome, ReplicaFacts, TurnFacts, Waiting
+from nemo_war.routing.options import Options
 from nemo_war.routing.policy import Policy
 from nemo_war.routing.prefix_index import Lease, PrefixIndex
 from nemo_war.routing.progress import Progress, Remaining
@@ -45,33 +45,6 @@ _SPARED = 0.2
 """Share of its engine steps that drafts from siblings spare a trajectory, where draft tokens cost nothing.
 In tau-bench rollouts 13 % with one that is over, 27 % with two or three, beside other tasks' history."""
 _NO_CHAIN = np.zeros(0, dtype=np.uint64)
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What the policy does; everything but the defaults is for ablations.
-
-    Attributes:
-        order: of waiting newcomers, by the remaining output that was expected when they came. Shortest first
-            makes room soonest; longest first would begin early with what the step ends with (Graham's
-            list scheduling), but what is predicted within a step is too vague for that. Simulated makespans,
-            shortest, longest and in order of arrival, five seeds: 229, 241, 235 s for tau-bench with room for
-            a third and 306, 322, 327 s for a sixth; 981, 1053, 984 s and 1397, 1412, 1338 s for coding
-            sessions with room for six and for three on a replica.
-        admission: whether to hold what does not fit.
-        progress: whether to predict; without, a trajectory is expected to end with this turn.
-        patience_s: waiting time after which a turn is placed regardless of room. What is placed so makes
-            others compute their contexts again, so that it had better be as long as a sandbox can wait.
-        block_tokens: tokens per block of the index: the engine's block, or a multiple of it.
-        weights: of the terms of the cost.
-    """
-
-    order: Literal["longest", "shortest", "arrival"] = "shortest"
-    admission: bool = True
-    progress: bool = True
-    patience_s: float = 600.0
-    block_tokens: int = 64
-    weights: Weights = field(default_factory=Weights)
 
 
 @dataclass(slots=True)

@@ -5,7 +5,8 @@ import pytest
 
 from nemo_war.config import StepTimePrior
 from nemo_war.generation.step_time import StepTimeModel
-from nemo_war.routing.cost import Costs, Demand, Load, Pace, Weights, cost
+from nemo_war.routing.cost import Costs, Demand, Load, Pace, cost
+from nemo_war.routing.options import Weights
 
 PACE = Pace(base=0.02, request=1e-4, token=2e-5, context=2e-8)
 NOTHING = Weights(0, 0, 0, 0, 0)

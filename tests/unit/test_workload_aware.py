@@ -12,11 +12,11 @@ from nemo_war.config import StepTimePrior
 from nemo_war.generation.step_time import StepTimeModel
 from nemo_war.metadata import TurnMetadata
 from nemo_war.routing import progress, siblings
-from nemo_war.routing.cost import Weights
 from nemo_war.routing.facts import Outcome, Placement, ReplicaFacts, TurnFacts
+from nemo_war.routing.options import Options, Weights
 from nemo_war.routing.scheduler import Scheduler
 from nemo_war.routing.sticky import Sticky
-from nemo_war.routing.workload_aware import Options, WorkloadAware
+from nemo_war.routing.workload_aware import WorkloadAware
 
 STEP_TIME = StepTimeModel(StepTimePrior(base=20, per_request=0.1, per_token=0.1, per_kilotoken=0))
 

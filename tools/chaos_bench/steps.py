@@ -10,7 +10,8 @@ from typing import Any
 from nemo_war.generation.embedded.rollout import Rollouts, Trajectory
 from nemo_war.generation.embedded.weights import share_weights
 from nemo_war.generation.scheduling.actor import RayLink
-from nemo_war.routing.workload_aware import Options, WorkloadAware
+from nemo_war.routing.options import Options
+from nemo_war.routing.workload_aware import WorkloadAware
 from nemo_war.telemetry.records import ExchangeRecord, OutageRecord, Pass
 from tools.chaos_bench.engines import Engines
 from tools.chaos_bench.fleet import ObservedFleet

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from nemo_war.routing.workload_aware import Options
+from nemo_war.routing.options import Options
 from tools.routing_bench.scenarios import BATCHED, BLOCK, PRIOR, RUNNING, Scenario
 from tools.routing_bench.services import Service, free_port, running
 

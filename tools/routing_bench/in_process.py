@@ -8,9 +8,9 @@ from typing import Any
 
 from nemo_war.config import PolicyName
 from nemo_war.routing import policies
-from nemo_war.routing.cost import Weights
+from nemo_war.routing.options import Options, Weights
 from nemo_war.routing.policy import Policy
-from nemo_war.routing.workload_aware import Options, WorkloadAware
+from nemo_war.routing.workload_aware import WorkloadAware
 from nemo_war.simulation.simulator import Outage, Result, Simulator
 from nemo_war.simulation.workload import Session
 from tools.routing_bench.bench import Bench
