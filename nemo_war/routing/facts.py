@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -70,6 +70,10 @@ class Placement(NamedTuple):
     trajectory: str
     critical: bool = False
     remaining: int = 0
+
+    def told(self, turn: TurnMetadata) -> TurnMetadata:
+        """The turn's metadata with what was found out at its placement, for the replica."""
+        return replace(turn, critical=self.critical, remaining=self.remaining)
 
 
 class Outcome(NamedTuple):

@@ -419,6 +419,7 @@ async def test_what_a_kv_cache_holds_is_read_off_the_replicas_metrics():
         first.gate.set()
         await second.start()
         assert [status for status, _, _ in await asyncio.gather(*asking)] == [200] * 2
+        await until(lambda: place.router.replicas.healthy() == {0, 1})
         assert [each["kv_tokens"] for each in place.router.state()["replicas"]] == [256, 128]
         assert any("holds 256 tokens" in line for line in place.said)
 

@@ -9,8 +9,10 @@ from aiohttp import web
 
 from nemo_war.routing.http.answer import Answer
 from nemo_war.routing.http.headers import of_answer, of_request
+from nemo_war.routing.http.identity import read_epoch
 from nemo_war.routing.http.metrics import Metrics
 from nemo_war.routing.http.profiles import as_error, broken_stream, status_for
+from nemo_war.routing.http.queue import Reservation
 from nemo_war.routing.http.replicas import FAILURES, Replica, Replicas, explain, is_refusal
 from nemo_war.routing.http.settings import RouterSettings
 from nemo_war.routing.http.stream import EventStream
@@ -45,10 +47,8 @@ class Exchange:
         self._profile, self._max_mib = settings.profile, settings.max_answer_mib
         self._metrics = metrics
 
-    async def send(
-        self, request: web.Request, content: bytes, replica: Replica, answer: Answer
-    ) -> web.StreamResponse:
-        """Send a request and read the answer into `answer`.
+    async def send(self, request: web.Request, content: bytes, place: Reservation) -> web.StreamResponse:
+        """Send a request to its place, and read the answer into that.
 
         Returns:
             The response; a stream has been sent already.
@@ -58,7 +58,8 @@ class Exchange:
             ClientGoneError: the client closed its connection.
         """
         stream: EventStream | None = None
-        target, headers = replica.target(request.path_qs), of_request(request.headers)
+        replica, answer = place.replica, place.answer
+        target, headers = replica.target(request.path_qs), of_request(request.headers, place.turn)
         try:
             async with (
                 replica.attempt(),
@@ -66,6 +67,7 @@ class Exchange:
                     request.method, target, headers=headers, data=content, allow_redirects=False
                 ) as upstream,
             ):
+                self._replicas.epoch = max(self._replicas.epoch, read_epoch(upstream.headers))
                 if upstream.content_type == EVENTS:
                     stream = EventStream(request, upstream.status, of_answer(upstream.headers))
                     await self._pipe(upstream, stream, replica, answer)

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 
 from multidict import CIMultiDict
 
+from nemo_war.metadata import TurnMetadata
+from nemo_war.routing.http.identity import EPOCH_HEADER, TURN_HEADER, write_turn
+
 _HOP_BY_HOP = frozenset(
     {
         "connection",
@@ -29,14 +32,17 @@ _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 to write it on would be an error."""
 
 
-def of_request(headers: Mapping[str, str]) -> CIMultiDict[str]:
-    """A client's headers for the replica."""
-    return _without(headers, _OF_THE_REQUEST)
+def of_request(headers: Mapping[str, str], turn: TurnMetadata | None) -> CIMultiDict[str]:
+    """A client's headers for the replica, and the turn's own; what a client says in its place is dropped."""
+    kept = _without(headers, _OF_THE_REQUEST | {TURN_HEADER})
+    if turn is not None:
+        kept[TURN_HEADER] = write_turn(turn)
+    return kept
 
 
 def of_answer(headers: Mapping[str, str]) -> CIMultiDict[str]:
     """A replica's headers for the client."""
-    return _without(headers, _OF_THE_ANSWER)
+    return _without(headers, _OF_THE_ANSWER | {EPOCH_HEADER})
 
 
 def _without(headers: Mapping[str, str], dropped: frozenset[str]) -> CIMultiDict[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from nemo_war.metadata import KEY, TurnMetadata
@@ -16,6 +16,10 @@ from nemo_war.metadata import KEY, TurnMetadata
 SESSION_HEADERS = ("x-nemo-war-trajectory", "x-session-id", "x-smg-routing-key")
 """Ours, then vLLM's and its router's, then SGLang's."""
 GROUP_HEADER = "x-nemo-war-group"
+TURN_HEADER = "x-nemo-war-turn"
+"""What the router tells a replica of a turn: its metadata, as JSON."""
+EPOCH_HEADER = "x-nemo-war-epoch"
+"""What a replica of WAR's tells the router: the policy epoch under which an answer ended."""
 _CARRIERS = ("vllm_xargs", "extra_args")
 _SAMPLE = TurnMetadata("", "")
 _LONGEST_NAME = 1024
@@ -53,6 +57,26 @@ def announced(headers: Mapping[str, str], fields: Mapping[str, Any]) -> Announce
         if name is not None and len(name) > _LONGEST_NAME:
             raise ValueError(f"the name of a trajectory or a group is longer than {_LONGEST_NAME} characters")
     return found
+
+
+def write_turn(turn: TurnMetadata) -> str:
+    """The value of the turn's header; JSON escapes whatever a header must not hold."""
+    return json.dumps(asdict(turn))
+
+
+def read_turn(value: str) -> TurnMetadata | None:
+    """What `write_turn` wrote; None where it is something else."""
+    try:
+        return _metadata("header", value)
+    except ValueError:
+        return None
+
+
+def read_epoch(headers: Mapping[str, str]) -> int:
+    """The policy epoch of an answer; 0 where it is not told, or makes no sense."""
+    value = headers.get(EPOCH_HEADER, "")
+    epoch = int(value) if value.isascii() and value.isdecimal() and len(value) < 10 else 0
+    return epoch if epoch in _NUMBERS else 0
 
 
 def _found(headers: Mapping[str, str], fields: Mapping[str, Any]) -> Announced:

@@ -52,6 +52,16 @@ class Metrics:
             if family.type == "counter"
         }
 
+    def by_label(self, counter: Counter, label: str) -> dict[str, float]:
+        """A family's counts, added up by the values of a label."""
+        counts: dict[str, float] = {}
+        for family in counter.collect():
+            for sample in family.samples:
+                if sample.name.endswith("_total"):
+                    value = sample.labels[label]
+                    counts[value] = counts.get(value, 0.0) + sample.value
+        return counts
+
     def _counter(self, name: str, purpose: str, *labels: str) -> Counter:
         return Counter(_PREFIX + name, purpose, labels, registry=self._registry)
 

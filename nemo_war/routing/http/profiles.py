@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+NO_REPLICA = "no_replica"
+"""`error.type` where nobody is there to serve; with which status is for the operator to say."""
 _REPEATED_WITHOUT_BOUND = frozenset({429, 502, 503, 504, 520})
 
 
@@ -39,7 +41,7 @@ def overloaded(message: str) -> RefusalError:
 
 def no_replica(message: str) -> RefusalError:
     """Nobody is there to serve."""
-    return RefusalError(503, "no_replica", message, retry_after_s=5)
+    return RefusalError(503, NO_REPLICA, message, retry_after_s=5)
 
 
 def status_for(profile: str, status: int) -> int:

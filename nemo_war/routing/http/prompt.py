@@ -18,7 +18,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128
 
 from nemo_war.routing.http.answer import Answer, token_ids
 
-_BLOCK = 16
+BLOCK = 16
 """Tokens between two looks for a known beginning; an engine reuses no KV below its block of 16."""
 _PIECE = 4
 """Bytes of an int32."""
@@ -102,7 +102,7 @@ class Prompt:
         """Where the trajectory stands once it has this answer."""
         marks = []
         ids = answer.tokens(self.tokens.ids if self.tokens is not None and self.tokens.whole else None)
-        if ids is not None and len(ids) >= _BLOCK:
+        if ids is not None and len(ids) >= BLOCK:
             marks.append(Tokens(ids).mark())
         if self.conversation is not None:
             marks.append(self.conversation.after(answer.message()))
@@ -140,7 +140,7 @@ class Tokens:
 
     def _block_keys(self) -> list[int]:
         hashed, keys = xxh3_128(), []
-        for start, end in pairwise(range(0, len(self.ids) + 1, _BLOCK)):
+        for start, end in pairwise(range(0, len(self.ids) + 1, BLOCK)):
             hashed.update(self._view[start:end])
             keys.append(hashed.intdigest())
         return keys

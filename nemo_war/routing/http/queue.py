@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
+from nemo_war.metadata import TurnMetadata
 from nemo_war.routing.dispatcher import Dispatcher
 from nemo_war.routing.facts import Placement, TurnFacts
 from nemo_war.routing.http.answer import Answer
@@ -21,10 +22,15 @@ NOWHERE: frozenset[int] = frozenset()
 
 @dataclass(slots=True)
 class Reservation:
-    """A request's place at a replica, and the answer it gets there."""
+    """A request's place at a replica, and the answer it gets there.
+
+    Attributes:
+        turn: whose turn the request is; None where it is none.
+    """
 
     replica: Replica
     answer: Answer = field(default_factory=Answer)
+    turn: TurnMetadata | None = None
 
 
 class Queue:
@@ -57,7 +63,8 @@ class Queue:
         if not avoid and self.scheduler.waiting >= self._settings.max_waiting:
             raise overloaded(f"{self.scheduler.waiting} requests wait already")
         placement = await self._wait(replace(turn, avoid=avoid), avoid)
-        reservation = Reservation(self._replicas.all[placement.replica], Answer(on_answer))
+        replica, told = self._replicas.all[placement.replica], placement.told(turn.metadata)
+        reservation = Reservation(replica, Answer(on_answer), told)
         try:
             yield reservation
         finally:

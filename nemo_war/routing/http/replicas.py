@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
@@ -72,7 +72,12 @@ class Replica:
 
 
 class Replicas:
-    """All replicas, watched."""
+    """All replicas, watched.
+
+    Attributes:
+        all: the replicas, by their number.
+        epoch: the latest policy epoch that any answered under; 0 where they do not say.
+    """
 
     def __init__(
         self,
@@ -94,25 +99,32 @@ class Replicas:
         self._facts = [ReplicaFacts(each.number, False, settings.kv_tokens, step_time) for each in self.all]
         self._settings = settings
         self._on_lost, self._on_returned, self._say = on_lost, on_returned, say
-        self._turn = 0
+        self.epoch = self._turn = 0
+        self._allowed = frozenset(range(len(self.all)))
 
     def facts(self) -> list[ReplicaFacts]:
         """What a scheduler is told of them."""
         for each in self.all:  # one whose facts are as before keeps the record: policies know it by that
-            known = self._facts[each.number]
-            if (known.healthy, known.kv_tokens) != (each.health.healthy, each.kv_tokens):
-                self._facts[each.number] = replace(
-                    known, healthy=each.health.healthy, kv_tokens=each.kv_tokens
-                )
+            known, serves = self._facts[each.number], self.serves(each)
+            if (known.healthy, known.kv_tokens) != (serves, each.kv_tokens):
+                self._facts[each.number] = replace(known, healthy=serves, kv_tokens=each.kv_tokens)
         return self._facts
+
+    def allow(self, numbers: Collection[int]) -> None:
+        """Only these are given work from now on, as far as they are healthy; before, all were."""
+        self._allowed = frozenset(numbers)
+
+    def serves(self, replica: Replica) -> bool:
+        """Whether it is given work."""
+        return replica.health.healthy and replica.number in self._allowed
 
     def healthy(self) -> set[int]:
         """Numbers of those that are given work."""
-        return {each.number for each in self.all if each.health.healthy}
+        return {each.number for each in self.all if self.serves(each)}
 
     def next(self, avoid: frozenset[int]) -> Replica | None:
         """The next healthy one in turn, for what is no turn of a trajectory."""
-        candidates = [each for each in self.all if each.health.healthy and each.number not in avoid]
+        candidates = [each for each in self.all if self.serves(each) and each.number not in avoid]
         self._turn += 1
         return candidates[self._turn % len(candidates)] if candidates else None
 

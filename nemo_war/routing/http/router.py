@@ -32,9 +32,9 @@ from nemo_war.routing.http.queue import NOWHERE, Queue, Reservation
 from nemo_war.routing.http.replicas import Replicas
 from nemo_war.routing.http.settings import RouterSettings
 from nemo_war.routing.http.trajectories import Trajectories
+from nemo_war.routing.options import Options
 from nemo_war.routing.policies import make
 from nemo_war.routing.policy import Policy, in_flight, trajectories
-from nemo_war.routing.workload_aware import Options
 
 _KEEP_ALIVE_S = 3.0
 """Below the 5 s of vLLM's server: it must not close a connection at the moment a request is sent on it."""
@@ -58,9 +58,22 @@ class Router:
         trajectories: whose turns they are.
     """
 
-    def __init__(self, settings: RouterSettings, say: Callable[[str], None]) -> None:
-        """Set everything up; `say` takes a line for the operator."""
+    def __init__(
+        self,
+        settings: RouterSettings,
+        say: Callable[[str], None],
+        learned: Callable[[TurnMetadata, int, int], None] = lambda turn, replica, tokens: None,
+    ) -> None:
+        """Set everything up.
+
+        Args:
+            settings: how it behaves.
+            say: takes a line for the operator.
+            learned: told of each answer whose turn it was, which replica gave it, and how many tokens of the
+                trajectory that replica knows now.
+        """
         self.settings = settings
+        self._learned = learned
         self.metrics = Metrics()
         self.replicas = Replicas(settings, self._lost, self._returned, say)
         self.queue = Queue(_policy(settings), self.replicas, settings, time.monotonic)
@@ -127,6 +140,7 @@ class Router:
             "running": self.queue.scheduler.running,
             "trajectories": len(self.trajectories),
             "active_trajectories": self.trajectories.active,
+            "policy_epoch": self.replicas.epoch,
             "counters": self.metrics.counters(),
         }
 
@@ -140,7 +154,9 @@ class Router:
             raise invalid(str(error)) from None
         prompt = read_prompt(fields)
         begun = self.trajectories.begin(prompt, said.trajectory, said.group)
-        metadata = said.metadata or TurnMetadata(begun.trajectory, begun.group, begun.turn)
+        metadata = said.metadata or TurnMetadata(
+            begun.trajectory, begun.group, begun.turn, self.replicas.epoch
+        )
         limit = _limit(fields, self.settings.new_tokens if prompt.conversation else _COMPLETION_TOKENS)
         course, length = begun.course, self.trajectories.lengths.tokens(prompt, begun.course)
         beginning = prompt.beginning(length, course.stride)
@@ -159,7 +175,9 @@ class Router:
                     replica = reservation.replica
                     self.metrics.wait_seconds.observe(time.monotonic() - asked)
                     self.metrics.attempts.labels(replica.number).inc()
-                    return await self._exchange.send(request, body, replica, reservation.answer)
+                    response = await self._exchange.send(request, body, reservation)
+                    self._take_note(reservation)
+                    return response
             except AttemptFailedError as error:
                 self.metrics.failures.labels(replica.number).inc()
                 avoid |= {replica.number}
@@ -172,6 +190,14 @@ class Router:
         if answered is None:
             raise refusal
         return answered
+
+    def _take_note(self, place: Reservation) -> None:
+        """Tell of what a replica knows by its answer."""
+        outcome = place.answer.outcome()
+        if place.turn is not None and outcome is not None:
+            self._learned(
+                place.turn, place.replica.number, place.answer.prompt_tokens + outcome.output_tokens
+            )
 
     @asynccontextmanager
     async def _anywhere(self, avoid: frozenset[int]) -> AsyncIterator[Reservation]:

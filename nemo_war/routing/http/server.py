@@ -16,7 +16,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from nemo_war.errors import ConfigError
-from nemo_war.routing.http.profiles import RefusalError, error_body, invalid, status_for
+from nemo_war.routing.http.profiles import NO_REPLICA, RefusalError, error_body, invalid, status_for
 from nemo_war.routing.http.router import Router
 from nemo_war.routing.http.settings import RouterSettings
 from nemo_war.routing.http.stream import ClientGoneError
@@ -25,7 +25,7 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _CLIENT_GONE = 499
 """Status under which requests are counted whose client did not wait; nginx made it customary."""
-_BACKLOG = 4096
+BACKLOG = 4096
 """A step starts with all its trajectories at once."""
 _MIB = 1 << 20
 
@@ -110,10 +110,12 @@ class Server:
             raise RefusalError(401, "authentication_error", "the bearer token is missing or wrong")
 
     def _refused(self, refusal: RefusalError) -> web.Response:
-        status = status_for(self._router.settings.profile, refusal.status)
+        settings = self._router.settings
+        told = settings.no_replica_status if refusal.kind == NO_REPLICA else refusal.status
+        status = status_for(settings.profile, told)
         body = error_body(status, refusal.kind, str(refusal))
         response = web.Response(status=status, body=body, content_type="application/json")
-        if refusal.retry_after_s and status == refusal.status:
+        if refusal.retry_after_s and status == told:
             response.headers["Retry-After"] = str(refusal.retry_after_s)
         return response
 
@@ -188,7 +190,7 @@ async def _serve(settings: RouterSettings, say: Callable[[str], None]) -> None:
 
 
 async def _listen(running: web.AppRunner, settings: RouterSettings) -> None:
-    site = web.TCPSite(running, settings.host, settings.port, backlog=_BACKLOG)
+    site = web.TCPSite(running, settings.host, settings.port, backlog=BACKLOG)
     try:
         await site.start()
     except OSError as error:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from nemo_war.config import PolicyName, StepTimePrior
 from nemo_war.errors import ConfigError, choices
 from nemo_war.generation.step_time import StepTimeModel
-from nemo_war.routing.workload_aware import Options
+from nemo_war.routing.options import Options
 
 POLICIES: tuple[str, ...] = get_args(PolicyName)
 PROFILES = ("openai", "gym")
@@ -49,6 +49,7 @@ class RouterSettings:
     port: int = _option(8000, "port to listen on; 0 takes a free one", least=0, most=65_535)
     policy: str = _option("sticky", "how turns are placed", among=POLICIES)
     profile: str = _option("openai", "how refusals are told; gym for NeMo-Gym", among=PROFILES)
+    no_replica_status: int = _option(503, "status of answers while no replica is there", least=400, most=599)
     seed: int = _option(0, "seed of the policy's tie-breaking", least=0, most=2**31)
     kv_tokens: int = _option(
         0, "tokens of KV cache of each replica; 0: as their /metrics say", least=0, most=2**40
