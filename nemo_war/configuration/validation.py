@@ -24,8 +24,13 @@ class _Absent:
         return "<missing>"
 
 
-def validate(data: Mapping[str, Any], model: type[Model]) -> Model:
+def validate(data: Mapping[str, Any], model: type[Model], at: str = "") -> Model:
     """The data as an instance of `model`.
+
+    Args:
+        data: a configuration, or a block of one.
+        model: what it has to be.
+        at: dotted key of the block, for what is said of it.
 
     Raises:
         ConfigError: a key is unknown, missing, or its value not allowed.
@@ -39,13 +44,13 @@ def validate(data: Mapping[str, Any], model: type[Model]) -> Model:
     # A mistyped name is reported twice, as unknown and as missing; the former says more.
     found.sort(key=lambda problem: problem["type"] != "extra_forbidden")
     schema = model.model_json_schema()
-    raise_first(_explain(problem, schema) for problem in found)
+    raise_first(_explain(problem, schema, at) for problem in found)
     raise AssertionError("a ValidationError without errors")
 
 
-def _explain(problem: Mapping[str, Any], schema: dict[str, Any]) -> ConfigError:
+def _explain(problem: Mapping[str, Any], schema: dict[str, Any], at: str) -> ConfigError:
     location: tuple[str | int, ...] = problem["loc"]
-    key = _dotted(location)
+    key = _dotted((*filter(None, [at]), *location))
     if problem["type"] == "extra_forbidden":
         return _unknown(key, problem["input"], keys(find(schema, location[:-1])), str(location[-1]))
     field = find(schema, location)
