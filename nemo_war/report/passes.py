@@ -10,6 +10,7 @@ from nemo_war.telemetry.records import (
     BeginRecord,
     CheckpointRecord,
     ExchangeRecord,
+    JobReplicaRecord,
     OutageRecord,
     Pass,
     Record,
@@ -91,11 +92,15 @@ class PassRecords:
 
 
 def by_pass(records: Iterable[Record]) -> list[PassRecords]:
-    """Group by pass, modes in the order of `MODES`; validation rollouts are nobody's work."""
+    """Group by pass, modes in the order of `MODES`.
+
+    Validation rollouts are nobody's work, and what NeMo-RL's jobs write down belongs to no pass.
+    """
     groups: dict[Pass, list[Record]] = defaultdict(list)
     for record in records:
-        if not isinstance(record, TransitionRecord) and record.run.phase != "validation":
-            groups[record.run].append(record)
+        if isinstance(record, TransitionRecord | JobReplicaRecord) or record.run.phase == "validation":
+            continue
+        groups[record.run].append(record)
     passes = [PassRecords.of(run, group) for run, group in groups.items()]
     return sorted(passes, key=lambda p: (_rank(p.run.mode), p.run.phase, p.run.repeat))
 

@@ -265,6 +265,47 @@ class OutageRecord:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class JobReplicaRecord:
+    """What one replica of a NeMo-RL job did during one step.
+
+    Attributes:
+        step: steps since this process started.
+        epoch: policy epoch at its end, a count of weight updates.
+        active: WAR drafted and placed turns; false in an arm of an in-job A/B that goes without.
+        turns: requests that were answered.
+        mixed_turns: of these, those that began under one policy epoch and ended under another.
+        prompt_tokens: of them.
+        cached_tokens: of these, those whose KV was there.
+        output_tokens: generated.
+        busy_seconds: time with any request under way.
+        engine_steps, speculating_steps, drafts, draft_tokens, accepted_tokens, draft_seconds, errors: see
+            `ReplicaRecord`.
+        imported_trajectories: learned from other replicas.
+        history_tokens: tokens the history holds at the end of the step.
+    """
+
+    step: int
+    epoch: int
+    replica: int
+    active: bool
+    turns: int = 0
+    mixed_turns: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    busy_seconds: float = 0.0
+    engine_steps: int = 0
+    speculating_steps: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    draft_seconds: float = 0.0
+    errors: int = 0
+    imported_trajectories: int = 0
+    history_tokens: int = 0
+
+
 Record = (
     BeginRecord
     | TurnRecord
@@ -277,4 +318,5 @@ Record = (
     | CheckpointRecord
     | ExchangeRecord
     | OutageRecord
+    | JobReplicaRecord
 )

@@ -31,6 +31,7 @@ from nemo_war.telemetry.records import (
     BeginRecord,
     CheckpointRecord,
     ExchangeRecord,
+    JobReplicaRecord,
     OutageRecord,
     Pass,
     RefitRecord,
@@ -206,6 +207,11 @@ def test_a_live_run_gives_figures_and_no_speed_up():
 def test_validation_rollouts_are_nobodys_work():
     validation = one_pass(Pass("war", "validation"), 50.0)
     assert summarize([*fixed_work(), *validation]) == summarize(fixed_work())
+
+
+def test_the_log_of_a_nemo_rl_job_has_no_passes_to_report_on():
+    summary = summarize([JobReplicaRecord(0, 1, 0, True, turns=3)])
+    assert (summary["modes"], summary["live"], summary["notes"]) == ({}, {}, [])
 
 
 def test_an_interrupted_repeat_is_set_aside_and_said():
