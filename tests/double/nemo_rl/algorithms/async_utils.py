@@ -1,0 +1,9 @@
+from typing import Any
+
+import ray
+
+
+@ray.remote
+class AsyncTrajectoryCollector:
+    def __init__(self, policy_generation: Any) -> None:
+        self.policy_generation = policy_generation
