@@ -1,4 +1,4 @@
-"""The command line: `nemo-war run | report | replay-drafts | route | check`.
+"""The command line: `nemo-war run | report | replay-drafts | route | doctor | check`.
 
 Whatever a user can mend is one line on stderr and exit status 2; an interruption is
 130. The commands import their work when they are called, so that `--help` and `check`
@@ -19,6 +19,8 @@ from typing import NoReturn
 
 from nemo_war import __version__
 from nemo_war.config import MAX_DRAFT_TOKENS
+from nemo_war.doctor.command import add_arguments as add_doctor_arguments
+from nemo_war.doctor.command import doctor as run_doctor
 from nemo_war.errors import UserError
 from nemo_war.routing.http.command import add_arguments, read_settings
 
@@ -125,6 +127,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_arguments(router)
     router.set_defaults(command=_route)
+
+    doctor = _command(
+        commands,
+        "doctor",
+        "check that this installation of NeMo-RL is fit for WAR, and say what a recipe will do",
+        "--config examples/configs/grpo_math_1B_war.yaml cluster.gpus_per_node=8",
+    )
+    add_doctor_arguments(doctor)
+    doctor.set_defaults(command=run_doctor)
 
     check = _command(commands, "check", "print the resolved configuration, or what is wrong with it", _RECIPE)
     _add_config(check)

@@ -26,6 +26,25 @@ PURE = [
     "nemo_war.generation.refit",
     "nemo_war.generation.step_time",
     "nemo_war.generation.embedded.environments",
+    "nemo_war.generation.placement_file",
+    "nemo_war.generation.nemo_rl.affinity",
+    "nemo_war.generation.nemo_rl.contract",
+    "nemo_war.generation.nemo_rl.facts",
+    *(
+        f"nemo_war.doctor.{noun}"
+        for noun in (
+            "cluster",
+            "features",
+            "finding",
+            "graphs",
+            "host",
+            "model",
+            "placement",
+            "plan",
+            "remedy",
+        )
+    ),
+    *(f"nemo_war.doctor.{noun}" for noun in ("report", "updates", "versions", "worker")),
 ]
 """Import none of HEAVY, not even inside a function."""
 SHELLS = {
@@ -67,7 +86,18 @@ MAY_IMPORT = {
         "telemetry",
         "report",
     },
-    "nemo_war.cli": {"errors", "config", "generation", "report", "routing", "speculative", "telemetry"},
+    "nemo_war.doctor": {"errors", "config", "generation", "telemetry"},
+    "nemo_war.launch": {"errors", "generation"},
+    "nemo_war.cli": {
+        "errors",
+        "config",
+        "doctor",
+        "generation",
+        "report",
+        "routing",
+        "speculative",
+        "telemetry",
+    },
 }
 """Parts of the package that each part may import, besides itself."""
 
