@@ -14,7 +14,7 @@ from nemo_war.errors import ConfigError
 from nemo_war.generation.embedded.config import RunConfig
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = sorted((ROOT / "examples/configs").glob("*.yaml"))
+EXAMPLES = sorted((ROOT / "examples/configs").glob("grpo_embedded*.yaml"))
 EXEMPLAR = ROOT / "examples/configs/grpo_embedded_cpu.yaml"
 
 ENGINE = "policy.generation.vllm_cfg"
