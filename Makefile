@@ -5,12 +5,18 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 CONFIG ?= examples/configs/grpo_embedded_cpu.yaml
 
-.PHONY: run test test-full check clean help
+NEMO_RL_PATH ?=
+NEMO_RL_PYTHON ?= python3.13
+NEMO_RL_VENV := .venv-nemo-rl
+NEMO_RL_READY := $(NEMO_RL_VENV)/ready
+
+.PHONY: run test test-full test-nemo-rl check clean help
 
 help:
 	@echo "make run        the main job: GRPO rollouts with refits on two vLLM replicas, stock and WAR compared"
 	@echo "make test       unit tests and engine tests, as CI runs them"
 	@echo "make test-full  what takes longer than CI allows"
+	@echo "make test-nemo-rl NEMO_RL_PATH=DIR  against a checkout of NVIDIA-NeMo/RL, which is on no package index"
 	@echo "make check      lint, types, layers"
 
 run: $(READY)
@@ -22,6 +28,15 @@ test: $(READY)
 
 test-full: test
 	$(BIN)/python -m pytest tests -q -m full
+
+# A checkout is not to be had everywhere; where there is none that is said, and nothing fails.
+test-nemo-rl:
+ifeq ($(wildcard $(NEMO_RL_PATH)/nemo_rl/__init__.py),)
+	@echo "skipped: NEMO_RL_PATH names no checkout of NVIDIA-NeMo/RL; git clone it, and make test-nemo-rl NEMO_RL_PATH=DIR"
+else
+	$(MAKE) $(NEMO_RL_READY)
+	NEMO_RL_PATH=$(abspath $(NEMO_RL_PATH)) $(NEMO_RL_VENV)/bin/python -m pytest tests/nemo_rl -q -s
+endif
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -37,5 +52,11 @@ $(READY): requirements-cpu.lock pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	touch $@
 
+$(NEMO_RL_READY): tests/nemo_rl/requirements.lock
+	$(NEMO_RL_PYTHON) -m venv $(NEMO_RL_VENV)
+	$(NEMO_RL_VENV)/bin/pip install --quiet --disable-pip-version-check torch==2.11.0
+	$(NEMO_RL_VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps -r $<
+	touch $@
+
 clean:
-	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(NEMO_RL_VENV) runs .pytest_cache .mypy_cache .ruff_cache
